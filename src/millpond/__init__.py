@@ -1,0 +1,69 @@
+"""Millpond: stateful stream processing in Python, on Apache Spark.
+
+The log is the truth; everything else is a replica of it.
+"""
+
+from millpond import errors, sinks, sources, testing
+from millpond.aggregations import (
+    Aggregation,
+    aggregation,
+    collect,
+    count,
+    distinct,
+    earliest,
+    first,
+    last,
+    latest,
+    max,
+    mean,
+    min,
+    sum,
+    top,
+)
+from millpond.app import App, open
+from millpond.flow import BadRow, Chunk, Delivery, JsonLines, Limit, Sink, Source, Split
+from millpond.pipeline.stream import KeyedStream, Stream
+from millpond.steps.failure import retry
+from millpond.steps.state import State, StateList, StateMap
+from millpond.view import Moment, StateView
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aggregation",
+    "App",
+    "BadRow",
+    "Chunk",
+    "Delivery",
+    "JsonLines",
+    "KeyedStream",
+    "Limit",
+    "Moment",
+    "Sink",
+    "Source",
+    "Split",
+    "State",
+    "StateList",
+    "StateMap",
+    "StateView",
+    "Stream",
+    "aggregation",
+    "collect",
+    "count",
+    "distinct",
+    "earliest",
+    "errors",
+    "first",
+    "last",
+    "latest",
+    "max",
+    "mean",
+    "min",
+    "open",
+    "retry",
+    "sinks",
+    "sources",
+    "sum",
+    "testing",
+    "top",
+]

@@ -1,0 +1,370 @@
+"""The app: a named pipeline, whose name owns its state."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from millpond.clock import Clock, SystemClock, new_id
+from millpond.errors import InvalidUse
+from millpond.flow import Source
+from millpond.log.ledger import Ledger
+from millpond.log.record import FORMAT, Record
+from millpond.pipeline import graph as g
+from millpond.pipeline.stream import Stream
+from millpond.run.commit import Driver, Hook
+from millpond.run.heartbeat import seems_running
+from millpond.run.loop import Settings, run
+from millpond.steps.failure import OnError, checked
+from millpond.storage import Storage, open_storage
+from millpond.timing import seconds
+from millpond.view import StateView, forget_replicas
+
+
+class App:
+    """A named pipeline. Its streams, steps and sinks are added to it, and then it runs.
+
+    `state_dir` is a path, an object-store URL or "memory://". `partitions` is how many parts the keys fall
+    into; it is kept with the state, and nothing means as many as tasks run at once. `local_dir` is where each
+    host keeps its replicas: `MILLPOND_LOCAL_DIR`, or a folder among the temporary files, if nothing is said.
+
+    >>> import millpond as mp
+    >>> app = mp.App("hello", state_dir="memory://")
+    >>> words = app.stream("words", mp.sources.rows(["a", "b", "a"]))
+    >>> counts = words.key_by(word=lambda word: word).aggregate("counts", n=mp.count())
+    >>> out = counts.to("out", mp.sinks.memory())
+    >>> with mp.testing.TestDriver(app) as driver:
+    ...     driver.send("words", ["a", "b", "a"])
+    ...     driver.output("out")
+    [{'word': 'a', 'n': 1}, {'word': 'b', 'n': 1}, {'word': 'a', 'n': 2}]
+    """
+
+    def __init__(
+        self,
+        name: str,
+        state_dir: str = "state",
+        partitions: int | None = None,
+        *,
+        local_dir: str | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name.strip() or "\x00" in name or len(name.encode()) > 120:
+            raise InvalidUse(f"App(name): expected a plain name such as 'orders', got {name!r}")
+        if partitions is not None and (type(partitions) is not int or not 1 <= partitions <= 10_000):
+            raise InvalidUse(f"App(partitions): expected a whole number from 1 to 10000, got {partitions!r}")
+        self.name, self.partitions, self.local_dir = name, partitions, local_dir
+        self.state_dir = str(state_dir)
+        self._graph = g.Graph()
+        self._storage: Storage | None = None
+        self._clock: Clock = SystemClock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._running = False
+        self._failure: BaseException | None = None
+        self._letters: Stream[dict[str, Any]] | None = None
+
+    # --- building ---
+
+    def stream(
+        self,
+        name: str,
+        source: Any,
+        *,
+        timestamp: str | Callable[[Any], Any] | None = None,
+        type: Any = None,
+        on_error: OnError = "stop",
+    ) -> Stream[Any]:
+        """A stream of the rows of a source, or of any streaming Spark DataFrame.
+
+        `timestamp` is the field or function that gives a row its event time. `type` is the dataclass or
+        Struct that rows become. `on_error` says what happens to rows that fail, here and in the steps below.
+
+        >>> import millpond as mp
+        >>> app = mp.App("orders")
+        >>> orders = app.stream("orders", mp.sources.rows([{"at": 1}]), timestamp="at", on_error="dead-letter")
+        """
+        if not isinstance(source, Source) and not getattr(source, "isStreaming", False):
+            raise InvalidUse(
+                f"stream {name!r}: expected a source such as mp.sources.files(path) or a streaming Spark "
+                f"DataFrame, got {source!r}"
+            )
+        self._graph.claim(name, "stream")
+        read = g.Read(name, source, timestamp, type)
+        return Stream(self._graph, self._graph.add(read, on_error=checked(on_error, f"stream({name!r})")))
+
+    @property
+    def dead_letters(self) -> Stream[dict[str, Any]]:
+        """The rows given up with `on_error="dead-letter"`: `{row, key, step, error, traceback, batch}`.
+
+        >>> import millpond as mp
+        >>> app = mp.App("orders")
+        >>> letters = app.dead_letters.to("dead", mp.sinks.memory())
+        """
+        if self._letters is None:
+            self._letters = Stream(self._graph, self._graph.add(g.DeadLetters()))
+        return self._letters
+
+    def program(self) -> g.Program:
+        """What the app does, made ready to run.
+
+        >>> import millpond as mp
+        >>> app = mp.App("orders")
+        >>> orders = app.stream("orders", mp.sources.rows([]))
+        >>> list(app.program().reads)
+        ['orders']
+        """
+        # Classes of the main script are not found by name in a worker: they travel with the program.
+        main = vars(sys.modules.get("__main__", object)) if "__main__" in sys.modules else {}
+        types = tuple(value for value in list(main.values()) if _is_record_type(value))
+        streams = tuple(n.op.type for n in self._graph.nodes if isinstance(n.op, g.Read) and _is_record_type(n.op.type))
+        return g.compile_program(self.name, self._graph, tuple(dict.fromkeys([*types, *streams])))
+
+    @property
+    def storage(self) -> Storage:
+        """Where the app's log lives.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").storage.get("nothing")
+        """
+        if self._storage is None:
+            self._storage = open_storage(self.state_dir)
+        return self._storage
+
+    # --- running ---
+
+    def run(
+        self,
+        until: Literal["caught-up"] | None = None,
+        spark: Any = None,
+        every: str | float = "1s",
+        max_rows: int = 100_000,
+        max_bytes: int | None = None,
+        restarts: int = 0,
+    ) -> None:
+        """Run on Spark until stopped, or until every source is read with `until="caught-up"`.
+
+        SIGINT and SIGTERM end it after the batch in hand. `spark` is the session to run on; without one a
+        local session is made. A batch reads about `max_rows` rows and at most about `max_bytes` bytes, and
+        begins `every` so often where there is little to do. A run that failed is begun anew, `restarts` times.
+
+        >>> import millpond as mp
+        >>> app = mp.App("orders")
+        >>> app.run(until="tomorrow")
+        Traceback (most recent call last):
+        ...
+        millpond.errors.InvalidUse: run(until): expected "caught-up" or nothing, got 'tomorrow'
+        """
+        if until not in (None, "caught-up"):
+            raise InvalidUse(f'run(until): expected "caught-up" or nothing, got {until!r}')
+        if type(max_rows) is not int or max_rows < 1:
+            raise InvalidUse(f"run(max_rows): expected a whole number of 1 or more, got {max_rows!r}")
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+            raise InvalidUse(f"run(max_bytes): expected a whole number of 1 or more, got {max_bytes!r}")
+        own = {} if max_bytes is None else {"max_bytes": max_bytes}
+        settings = Settings(until, seconds(every, "run(every)"), max_rows, restarts=restarts, **own)
+        self.run_with(settings, spark)
+
+    def run_with(self, settings: Settings, spark: Any = None, hook: Hook | None = None) -> None:
+        """Run with settings, and a hook that is called at every crash point of the commit protocol.
+
+        >>> import millpond as mp
+        >>> run = mp.App("orders").run_with
+        """
+        from millpond.runtimes.spark import SparkRuntime
+
+        if self._running:
+            raise InvalidUse(f"app {self.name!r} is running already in this process")
+        program = self.program()
+        self._stop.clear()
+        self._running = True
+        try:
+            with _signals(self._stop), SparkRuntime.opened(program, self.storage.url, spark) as runtime:
+
+                def make() -> Driver:
+                    runtime.begin()
+                    driver = Driver(
+                        program,
+                        runtime,
+                        open_storage(runtime.state_url),
+                        self._clock,
+                        partitions=self.partitions,
+                        home=self.local_dir,
+                        hook=hook,
+                    )
+                    runtime.resume(driver)
+                    return driver
+
+                run(make, settings, self._stop, self._clock)
+        finally:
+            self._running = False
+
+    def start(self, **how: Any) -> None:
+        """The same as `run`, without blocking: for notebooks.
+
+        >>> import millpond as mp
+        >>> start, stop = mp.App("orders").start, mp.App("orders").stop
+        """
+        if self._thread is not None and self._thread.is_alive():
+            raise InvalidUse(f"app {self.name!r} is running already in this process")
+        self._failure = None
+
+        def work() -> None:
+            try:
+                self.run(**how)
+            except BaseException as error:
+                self._failure = error
+
+        self._thread = threading.Thread(target=work, name=f"millpond-{self.name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End a started app after the batch in hand; raise what went wrong, if anything did.
+
+        >>> import millpond as mp
+        >>> mp.App("orders").stop()
+        """
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            raise self._failure
+
+    # --- state from outside ---
+
+    def state(self, step: str) -> StateView:
+        """A step's state, as of the newest commit.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").state("total").get("ann")
+        """
+        found = {n.op.step.name: n.op.step for n in self._graph.nodes if isinstance(n.op, g.Keep)}
+        types = self.program().types if self._graph.nodes else ()
+        return StateView(
+            self.storage, self.name, step, self._clock, step=found.get(step), types=types, home=self.local_dir
+        )
+
+    def clear_state(self) -> None:
+        """Forget all state, positions and open outputs: the next run reads its input from the beginning.
+
+        Refused while the app runs. A new incarnation begins, so what was delivered before is never mistaken
+        for what comes.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").clear_state()
+        """
+        last = self._stopped("clear_state")
+        if last is None:
+            return
+        number = last.number + 1
+        ledger = Ledger(self.storage, self.name, self._clock)
+        cleared = Record(
+            format=FORMAT,
+            kind="clear",
+            app=self.name,
+            number=number,
+            incarnation=new_id(),
+            born=number,
+            driver=new_id(),
+            attempt=new_id(),
+            time=self._clock.now(),
+            previous=last.checksum,
+            partitions=self.partitions or last.partitions,
+            deliveries=dict.fromkeys(last.deliveries, number),
+        )
+        ledger.append(cleared, last)
+        forget_replicas(self.name, last.incarnation, self.local_dir)
+
+    def drop_outputs(self, sink: str) -> None:
+        """Give up the outputs that were not delivered to a sink which is gone from the program.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").drop_outputs("totals")
+        """
+        last = self._stopped("drop_outputs")
+        if last is not None and sink in last.deliveries:
+            record = last.followed_by(
+                "release",
+                driver=new_id(),
+                attempt=new_id(),
+                time=self._clock.now(),
+                deliveries={**last.deliveries, sink: last.number},
+            )
+            Ledger(self.storage, self.name, self._clock).append(record, last)
+
+    def _stopped(self, what: str) -> Record | None:
+        beat = seems_running(self.storage, self.name, self._clock)
+        if self._running or beat is not None:
+            who = "in this process" if beat is None else f"on {beat.host}, process {beat.pid}"
+            raise InvalidUse(f"{what}: app {self.name!r} is running {who}. Stop it first; nothing was changed.")
+        return Ledger(self.storage, self.name, self._clock).newest()
+
+
+class ReadOnlyApp:
+    """An app's state, seen from another process."""
+
+    def __init__(self, state_dir: str, name: str) -> None:
+        self.name, self.storage, self._clock = name, open_storage(state_dir), SystemClock()
+        if Ledger(self.storage, name, self._clock).newest() is None:
+            raise InvalidUse(f"{self.storage.url} holds no app {name!r}: check state_dir and the app's name")
+
+    def state(self, step: str) -> StateView:
+        """A step's state, as of the newest commit.
+
+        >>> import millpond as mp
+        >>> def total(who): return mp.open("state", "orders").state("total").get(who)
+        """
+        return StateView(self.storage, self.name, step, self._clock)
+
+    @property
+    def newest(self) -> Record | None:
+        """The newest record of the ledger.
+
+        >>> import millpond as mp
+        >>> def batch(): return mp.open("state", "orders").newest.number
+        """
+        return Ledger(self.storage, self.name, self._clock).newest()
+
+
+def open(state_dir: str, name: str) -> ReadOnlyApp:
+    """An app's state, read-only, from any process that can read its `state_dir`.
+
+    >>> import millpond as mp
+    >>> mp.open("memory://", "orders")
+    Traceback (most recent call last):
+    ...
+    millpond.errors.InvalidUse: memory:// holds no app 'orders': check state_dir and the app's name
+    """
+    return ReadOnlyApp(state_dir, name)
+
+
+def _is_record_type(value: Any) -> bool:
+    return isinstance(value, type) and (is_dataclass(value) or issubclass(value, msgspec.Struct))
+
+
+@contextlib.contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM end the run after the batch in hand; a second one ends it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {}
+
+    def handle(number: int, frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    for which in (signal.SIGINT, signal.SIGTERM):
+        before[which] = signal.signal(which, handle)
+    try:
+        yield
+    finally:
+        for which, old in before.items():
+            signal.signal(which, old)

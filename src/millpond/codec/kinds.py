@@ -1,0 +1,254 @@
+"""The users' own types: what each is made of, how it is built again, and where it is found by name.
+
+Nothing here imports a module, and of the users' code only a Struct's `__post_init__` and the default
+factories of fields that stored data lacks ever run: state files are data.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import functools
+import sys
+import typing
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any, Protocol
+
+import msgspec
+
+from millpond.codec.refusal import Refused, type_name
+from millpond.errors import Incompatible
+
+
+class Record(Protocol):
+    """A type with named fields: a dataclass, a Struct or a namedtuple."""
+
+    def take(self, value: Any) -> dict[str, Any]:
+        """The fields of a value, by name; not copied. Refuses what they do not cover."""
+
+    def build(self, fields: Mapping[str, Any]) -> Any:
+        """A value of these fields: what they lack comes from defaults, what is no field is left out."""
+
+    def replica(self, value: Any, fields: Mapping[str, Any]) -> Any:
+        """A second value like this one, but with these fields, all of them given."""
+
+
+class DataclassRecord:
+    """Built with `object.__new__` and `object.__setattr__`, so frozen and slotted ones work alike and no
+    `__init__` or `__post_init__` runs a second time over what it has already made."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+        self._fields = dataclasses.fields(cls)
+        self._names = [field.name for field in self._fields]
+        self._all = frozenset(self._names)
+        self._known = frozenset(self._names) | _cached_properties(cls)
+        # Plain attributes can be moved all at once; slots and other descriptors have to be asked one by one.
+        self._is_plain = not any(
+            hasattr(type(_class_attribute(cls, name)), "__set__") for name in self._names
+        )
+
+    def take(self, value: Any) -> dict[str, Any]:
+        if self._is_plain:
+            fields: dict[str, Any] = value.__dict__
+            if len(fields) == len(self._names) and fields.keys() == self._all:
+                return fields.copy()
+        _refuse_extras(value, self._known)
+        try:
+            return {name: getattr(value, name) for name in self._names}
+        except AttributeError:  # a field without a default that nobody has set yet stays unset
+            return {name: getattr(value, name) for name in self._names if hasattr(value, name)}
+
+    def build(self, fields: Mapping[str, Any]) -> Any:
+        made: Any = object.__new__(self._cls)
+        if self._is_plain and fields.keys() == self._all:
+            made.__dict__.update(fields)
+            return made
+        for field in self._fields:
+            name = field.name
+            if name in fields:
+                object.__setattr__(made, name, fields[name])
+            elif field.default is not dataclasses.MISSING:
+                object.__setattr__(made, name, field.default)
+            elif field.default_factory is not dataclasses.MISSING:
+                object.__setattr__(made, name, field.default_factory())
+            elif field.init:
+                raise _lacks(self._cls, name)
+        return made
+
+    def replica(self, value: Any, fields: Mapping[str, Any]) -> Any:
+        return self.build(fields)
+
+
+class StructRecord:
+    """Built with its constructor: msgspec gives no other way in, so a `__post_init__` runs again."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+        self._names: tuple[str, ...] = cls.__struct_fields__  # type: ignore[attr-defined]
+        self._known = frozenset(self._names) | _cached_properties(cls)
+        self._required = [field.name for field in msgspec.structs.fields(cls) if field.required]
+
+    def take(self, value: Any) -> dict[str, Any]:
+        _refuse_extras(value, self._known)
+        return {name: getattr(value, name) for name in self._names}
+
+    def build(self, fields: Mapping[str, Any]) -> Any:
+        for name in self._required:
+            if name not in fields:
+                raise _lacks(self._cls, name)
+        try:
+            return self._cls(**{name: fields[name] for name in self._names if name in fields})
+        except (TypeError, ValueError) as error:
+            raise Incompatible(
+                f"stored value of type {type_name(self._cls)}: expected fields that the type takes, "
+                f"but its constructor raised {type(error).__name__}: {error}; "
+                "let its __post_init__ accept what older versions stored, or migrate the state"
+            ) from error
+
+    def replica(self, value: Any, fields: Mapping[str, Any]) -> Any:
+        made = copy.copy(value)
+        for name, item in fields.items():
+            if item is not getattr(made, name):
+                msgspec.structs.force_setattr(made, name, item)
+        return made
+
+
+class NamedTupleRecord:
+    """Built with `tuple.__new__`, so no `__new__` of the user's runs."""
+
+    def __init__(self, cls: Any) -> None:
+        self._cls = cls
+        self._names: tuple[str, ...] = cls._fields
+        self._defaults: Mapping[str, Any] = getattr(cls, "_field_defaults", {})
+        self._known = _cached_properties(cls)
+
+    def take(self, value: Any) -> dict[str, Any]:
+        _refuse_extras(value, self._known)
+        return dict(zip(self._names, value, strict=True))
+
+    def build(self, fields: Mapping[str, Any]) -> Any:
+        items = []
+        for name in self._names:
+            if name not in fields and name not in self._defaults:
+                raise _lacks(self._cls, name)
+            items.append(fields[name] if name in fields else self._defaults[name])
+        return tuple.__new__(self._cls, items)
+
+    def replica(self, value: Any, fields: Mapping[str, Any]) -> Any:
+        return self.build(fields)
+
+
+_RECORDS: dict[type, Record | None] = {}
+_ENCODED: dict[str, type] = {}
+
+
+def record_of(cls: type) -> Record | None:
+    """How values of this exact type are taken apart and built again; `None` if it has no named fields."""
+    try:
+        return _RECORDS[cls]
+    except KeyError:
+        record = _RECORDS[cls] = _new_record(cls)
+        return record
+
+
+def is_storable(cls: Any) -> bool:
+    """Whether it is a type that stored data may name: a dataclass, Struct, namedtuple or Enum."""
+    return isinstance(cls, type) and (issubclass(cls, enum.Enum) or record_of(cls) is not None)
+
+
+def name_of(cls: type) -> str:
+    """The name by which stored data knows a type: `shop.orders:Order`."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def remember(cls: type) -> str:
+    """Called when a type is first encoded, so that this process finds it again wherever it was defined."""
+    name = name_of(cls)
+    _ENCODED[name] = cls
+    return name
+
+
+def find(name: str) -> type | None:
+    """The type of that name among the modules that are loaded, else among those encoded here before.
+
+    Looks names up in plain dictionaries only: a module's `__getattr__` may import, so it is never asked.
+    """
+    module_name, _, path = name.partition(":")
+    found: Any = sys.modules.get(module_name)
+    for part in path.split("."):
+        found = vars(found).get(part) if isinstance(found, (ModuleType, type)) else None
+    return found if is_storable(found) else _ENCODED.get(name)
+
+
+def reachable(types: Iterable[Any]) -> dict[str, type]:
+    """The storable types among these and in the annotations of their fields, by name.
+
+    What is no storable type (`int`, `dict[str, Order]`) is looked through or passed over. Annotations
+    that cannot be resolved are passed over too: types behind them have to be given by themselves.
+    """
+    found: dict[str, type] = {}
+    waiting = list(types)
+    while waiting:
+        cls = waiting.pop()
+        waiting.extend(arg for arg in typing.get_args(cls) if not isinstance(arg, str))
+        if not is_storable(cls) or found.get(name_of(cls)) is cls:
+            continue
+        found.setdefault(name_of(cls), cls)
+        if not issubclass(cls, enum.Enum):
+            waiting.extend(_annotated(cls))
+    return found
+
+
+def _new_record(cls: type) -> Record | None:
+    if issubclass(cls, enum.Enum):
+        return None
+    if issubclass(cls, msgspec.Struct):
+        return StructRecord(cls)
+    if issubclass(cls, tuple):
+        named = isinstance(getattr(cls, "_fields", None), tuple) and hasattr(cls, "_make")
+        return NamedTupleRecord(cls) if named else None
+    if not dataclasses.is_dataclass(cls):
+        return None
+    try:
+        object.__new__(cls)
+    except TypeError:  # a dataclass that is a dict, an exception, …: it holds more than its fields
+        return None
+    return DataclassRecord(cls)
+
+
+def _annotated(cls: type) -> list[Any]:
+    try:
+        return list(typing.get_type_hints(cls).values())
+    except Exception:  # whatever resolving a forward reference of the user's may raise
+        return [hint for hint in getattr(cls, "__annotations__", {}).values() if not isinstance(hint, str)]
+
+
+def _class_attribute(cls: type, name: str) -> Any:
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def _cached_properties(cls: type) -> frozenset[str]:
+    return frozenset(
+        name
+        for base in cls.__mro__
+        for name, attribute in vars(base).items()
+        if isinstance(attribute, functools.cached_property)
+    )
+
+
+def _refuse_extras(value: Any, known: frozenset[str]) -> None:
+    extras: dict[str, Any] | None = getattr(value, "__dict__", None)
+    if extras and not known.issuperset(extras):
+        name = next(name for name in extras if name not in known)
+        what = f"cannot store the attribute {name!r} of a {type_name(type(value))}, which is no field of it"
+        raise Refused(value, what, f"declare it as a field, for example {name}: … = field(init=False)")
+
+
+def _lacks(cls: type, name: str) -> Incompatible:
+    return Incompatible(
+        f"stored value of type {type_name(cls)}: expected a field {name!r}, which the stored value lacks; "
+        "give the field a default, or migrate the state"
+    )

@@ -1,0 +1,293 @@
+"""Values to JSON text and back: what goes in comes out equal, and of the same exact type.
+
+JSON holds `None`, `bool`, `int`, `float`, `str`, lists and dicts with text for keys. Everything else is
+written as an object whose first key is a tag, a word that begins with "$":
+
+    (1, 2)                  {"$tuple":[1,2]}
+    {3: "c"}                {"$dict":[[3,"c"]]}            so is a dict with a key that begins with "$"
+    Order(id=7)             {"$type":"shop:Order","fields":{"id":7}}
+    Color.RED               {"$enum":"shop:Color","name":"RED"}
+
+Scalars are in `tags`, the users' own types in `kinds`. The text never contains a raw newline or NUL.
+msgspec does the work on plain values in one call; since it would quietly write what it cannot give back
+(a tuple as a list, nan as null), types are checked before, and in bulk.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from millpond.codec import kinds
+from millpond.codec.copies import IMMUTABLE, copy_value
+from millpond.codec.refusal import NotEncodable, Refused, TooDeep, short
+from millpond.codec.survey import survey_of
+from millpond.codec.tags import READ, Tag
+from millpond.codec.trees import AS_IS, tree_of, with_big_ints
+from millpond.codec.where import explain, explain_text
+from millpond.errors import Corrupt, Incompatible, MillpondError
+
+__all__ = ["IMMUTABLE", "Codec", "NotEncodable", "copy_value"]
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder()
+_encode, _encode_lines = _ENCODER.encode, _ENCODER.encode_lines
+_decode, _decode_lines = _DECODER.decode, _DECODER.decode_lines
+
+# Encoded so many at a time: they stay in the processor's cache from the survey to the text, and one value
+# that is not plain slows down its own chunk only.
+_CHUNK = 1000
+_CONTAINERS = (dict, list)
+_WORTH_A_SURVEY = 30  # items: below, a look at each is faster than a look at all
+
+
+class Codec:
+    """Encodes and decodes values; safe to share between threads, and cheap to make.
+
+    A type that stored data names is looked for among `types` (and the types that their fields are
+    annotated with), in the modules that are loaded, and among the types that this process has encoded.
+    No module is imported, and what was found once stays found. A type that is not found raises
+    `Incompatible`, or with `unknown="plain"` comes back as the dict of its fields (an enum member as its
+    name).
+
+    >>> from millpond.codec import Codec
+    >>> codec = Codec()
+    >>> codec.encode({"id": 7, "tags": {"new"}})
+    b'{"id":7,"tags":{"$set":["new"]}}'
+    >>> codec.decode(_)
+    {'id': 7, 'tags': {'new'}}
+    """
+
+    def __init__(self, types: Iterable[Any] = (), unknown: Literal["raise", "plain"] = "raise") -> None:
+        self._types = kinds.reachable(types)
+        self._unknown = unknown
+        self._builds: dict[str, Callable[[Any], Any]] = {}
+        self._read: dict[str, Callable[[Tag], Any]] = {
+            **READ,
+            "$tuple": lambda tag: tuple(self._untag(tag["$tuple"])),
+            "$set": lambda tag: self._hashed(set, tag["$set"]),
+            "$frozenset": lambda tag: self._hashed(frozenset, tag["$frozenset"]),
+            "$dict": lambda tag: self._hashed(dict, tag["$dict"]),
+            "$type": self._read_record,
+            "$enum": self._read_enum,
+        }
+
+    def encode(self, value: Any) -> bytes:
+        """One value as JSON text. Raises `NotEncodable` for what would not come back as it is.
+
+        >>> Codec().encode((1, b"x"))
+        b'{"$tuple":[1,{"$bytes":"eA=="}]}'
+        """
+        cls = type(value)
+        try:
+            if cls in AS_IS:
+                return _encode(value)
+            if cls not in _CONTAINERS or len(value) < _WORTH_A_SURVEY:
+                return _encode(tree_of(value))
+        except (ValueError, RecursionError, Refused):
+            pass  # rare, so done again below, where it is written in another way or explained
+        try:
+            return _lines((value,), 0)[:-1]
+        except NotEncodable as error:
+            error.index = None
+            raise
+
+    def decode(self, data: bytes) -> Any:
+        """The value that `encode` made this text of. The text must be ours: tags are obeyed.
+
+        >>> Codec().decode(b'{"$decimal":"1.10"}')
+        Decimal('1.10')
+        """
+        try:
+            value = _decode(data)
+            return self._untag(value) if b'"$' in data else value
+        except MillpondError:
+            raise
+        except Exception as error:
+            raise _unreadable(error, data) from error
+
+    def encode_many(self, values: Sequence[Any]) -> list[bytes]:
+        """The texts of many values, several times faster than one by one.
+
+        >>> Codec().encode_many([1, "a", None])
+        [b'1', b'"a"', b'null']
+        """
+        lines = self.encode_lines(values).split(b"\n")
+        lines.pop()
+        return lines
+
+    def decode_many(self, data: Sequence[bytes]) -> list[Any]:
+        """The values of many texts, in their order.
+
+        >>> Codec().decode_many([b"1", b'{"$tuple":[]}'])
+        [1, ()]
+        """
+        values: list[Any] = []
+        try:
+            values.extend(map(_decode, data))
+        except MillpondError:
+            raise
+        except Exception as error:
+            raise _unreadable(error, data[len(values)]) from error
+        if b'"$' in b"".join(data):
+            for index, text in enumerate(data):
+                if b'"$' in text:
+                    try:
+                        values[index] = self._untag(values[index])
+                    except MillpondError:
+                        raise
+                    except Exception as error:
+                        raise _unreadable(error, text) from error
+        return values
+
+    def encode_lines(self, values: Sequence[Any]) -> bytes:
+        r"""The texts of many values in one piece, a newline after each.
+
+        >>> Codec().encode_lines([1, "a\nb"])
+        b'1\n"a\\nb"\n'
+        """
+        if len(values) <= _CHUNK:
+            return _lines(values, 0)
+        starts = range(0, len(values), _CHUNK)
+        return b"".join([_lines(values[start : start + _CHUNK], start) for start in starts])
+
+    def decode_lines(self, data: bytes) -> list[Any]:
+        """The values of a piece that `encode_lines` made.
+
+        >>> Codec().decode_lines(b'1\\n{"$set":[2]}\\n')
+        [1, {2}]
+        """
+        try:
+            values = _decode_lines(data)
+            if b'"$' in data:
+                self._untag(values)
+        except MillpondError:
+            raise
+        except Exception as error:
+            raise _unreadable(error, data) from error
+        return values
+
+    def _untag(self, value: Any) -> Any:
+        """Replaces tags by what they stand for; containers are fresh from the parser and changed in place."""
+        cls = type(value)
+        if cls is dict:
+            for word in value:  # our tags have their word first, and no other dict has a "$" there
+                if word[:1] == "$":
+                    read = self._read.get(word)
+                    if read is None:
+                        raise _unknown_tag(word)
+                    return read(value)
+                break
+            for key, item in value.items():
+                cls = type(item)
+                if cls is dict or cls is list:
+                    value[key] = self._untag(item)
+        elif cls is list:
+            for index, item in enumerate(value):
+                cls = type(item)
+                if cls is dict or cls is list:
+                    value[index] = self._untag(item)
+        return value
+
+    def _hashed(self, make: Callable[[Any], Any], payload: Any) -> Any:
+        items = self._untag(payload)
+        try:
+            return make(items)
+        except TypeError:
+            if self._unknown == "plain":  # a type that is not here has become a dict, which has no hash
+                return items
+            raise
+
+    def _read_record(self, tag: Tag) -> Any:
+        name = tag["$type"]
+        build = self._builds.get(name)
+        if build is None:
+            cls = self._find(name)
+            if cls is None:
+                return self._untag(tag["fields"])
+            record = kinds.record_of(cls)
+            if record is None:
+                raise _other_kind(name, "a type with fields")
+            build = self._builds[name] = record.build
+        return build(self._untag(tag["fields"]))
+
+    def _read_enum(self, tag: Tag) -> Any:
+        cls: Any = self._find(tag["$enum"])
+        if cls is None:
+            return tag["name"] if "name" in tag else tag["value"]
+        if not issubclass(cls, enum.Enum):
+            raise _other_kind(tag["$enum"], "an Enum")
+        try:
+            return cls(tag["value"]) if "value" in tag else cls.__members__[tag["name"]]
+        except (KeyError, ValueError):
+            member = tag["name"] if "name" in tag else tag["value"]
+            raise Incompatible(
+                f"stored value: expected a member {member!r} in {tag['$enum']!r}, "
+                f"which has {', '.join(cls.__members__)}; add it again, or migrate the state"
+            ) from None
+
+    def _find(self, name: str) -> type | None:
+        cls = self._types.get(name) or kinds.find(name)
+        if cls is None and self._unknown == "raise":
+            raise Incompatible(
+                f"stored value: expected the type {name!r} in this process, but no loaded module has it; "
+                "import its module first, or name the class where the state or stream is declared (type=…)"
+            )
+        return cls
+
+
+def _lines(values: Sequence[Any], start: int) -> bytes:
+    """One chunk; `start` is the place of its first value in the whole."""
+    survey = survey_of(values)
+    if survey is not None:
+        try:
+            lines = _encode_lines(values)
+        except (ValueError, RecursionError):
+            return _tagged_lines(values, start)
+        # msgspec writes nan and inf as null: where there is no null, there was none of them.
+        if not (
+            (survey.floats and b"null" in lines and survey.has_infinite())
+            or (b'"$' in lines and survey.has_tag_like())
+        ):
+            return lines
+    return _tagged_lines(values, start)
+
+
+def _tagged_lines(values: Sequence[Any], start: int) -> bytes:
+    trees: list[Any] = []
+    try:
+        trees.extend(map(tree_of, values))
+    except Refused as refused:
+        raise explain(refused, values[len(trees)], start + len(trees)) from None
+    except RecursionError:
+        raise explain(TooDeep(values[len(trees)]), values[len(trees)], start + len(trees)) from None
+    try:
+        return _encode_lines(trees)
+    except UnicodeEncodeError:
+        raise explain_text(values, start) from None
+    except ValueError:  # an integer with more digits than Python turns into text
+        return _encode_lines([with_big_ints(tree) for tree in trees])
+
+
+def _unreadable(error: Exception, data: bytes) -> Corrupt:
+    return Corrupt(
+        f"stored value: expected JSON text that Millpond wrote, got {short(bytes(data[:80]))} "
+        f"({type(error).__name__}: {error}); the file is damaged or was edited: restore it from a copy"
+    )
+
+
+def _unknown_tag(word: str) -> Incompatible:
+    return Incompatible(
+        f"stored value: expected a tag that this version of Millpond knows, got {word!r}; "
+        "it was written by a newer version: upgrade"
+    )
+
+
+def _other_kind(name: str, stored: str) -> Incompatible:
+    return Incompatible(
+        f"stored value: expected {name!r} to be {stored}, as it was when the value was stored, "
+        "but now it is something else; rename the new type, or migrate the state"
+    )

@@ -1,0 +1,130 @@
+"""The error kinds, chosen by what the reader does next.
+
+    MillpondError
+    ├── InvalidUse      fix the program
+    ├── StepFailed      a user's function raised: step, key, row, batch
+    ├── Unavailable     try again, after `retry_after` seconds
+    ├── Fenced          another driver owns the app; this one stops
+    ├── Corrupt         a person must look
+    └── Incompatible    migrate or upgrade
+
+A message has four parts: where, what was expected, what came, what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class MillpondError(Exception):
+    """The root of every error that Millpond raises on purpose.
+
+    >>> from millpond import errors
+    >>> issubclass(errors.Fenced, errors.MillpondError)
+    True
+    """
+
+
+class InvalidUse(MillpondError):
+    """The program, its input or its set-up is wrong, and a person fixes it.
+
+    >>> import millpond as mp
+    >>> mp.App("")
+    Traceback (most recent call last):
+    ...
+    millpond.errors.InvalidUse: App(name): expected a plain name such as 'orders', got ''
+    """
+
+
+class StepFailed(MillpondError):
+    """A user's function raised on a row; the row changed no state.
+
+    >>> from millpond import errors
+    >>> error = errors.StepFailed("total", key="a", row={"n": 1}, batch=7, error="ValueError: no")
+    >>> error.step, error.key, error.batch
+    ('total', 'a', 7)
+    >>> print(error)
+    step 'total', batch 7: a function raised ValueError: no
+      key: 'a'
+      row: {'n': 1}
+      Fix the function, or let the row pass with on_error="skip" or "dead-letter".
+    """
+
+    def __init__(
+        self,
+        step: str,
+        *,
+        key: Any = None,
+        row: Any = None,
+        batch: int | None = None,
+        error: str = "",
+        traceback: str = "",
+    ) -> None:
+        self.step, self.key, self.row, self.batch = step, key, row, batch
+        self.error, self.traceback = error, traceback
+        text = (
+            f"step {step!r}, batch {batch}: a function raised {error}\n"
+            f"  key: {_short(key)}\n  row: {_short(row)}\n"
+            '  Fix the function, or let the row pass with on_error="skip" or "dead-letter".'
+        )
+        super().__init__(text + (f"\n{traceback}" if traceback else ""))
+
+    def __reduce__(self) -> Any:
+        fields = {"key": self.key, "row": self.row, "batch": self.batch}
+        return _step_failed, (self.step, fields, self.error, self.traceback)
+
+
+class Unavailable(MillpondError):
+    """Something outside does not answer just now; the same call may work later.
+
+    >>> from millpond import errors
+    >>> errors.Unavailable("the broker is busy", retry_after=1.5).retry_after
+    1.5
+    """
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+    def __reduce__(self) -> Any:
+        return _unavailable, (str(self), self.retry_after)
+
+
+class Fenced(MillpondError):
+    """Another driver owns the app now; this one has stopped and has done no harm.
+
+    >>> from millpond import errors
+    >>> str(errors.Fenced("app 'orders': a newer driver owns it"))
+    "app 'orders': a newer driver owns it"
+    """
+
+
+class Corrupt(MillpondError):
+    """Stored data is damaged in a way that no replica can repair; a person must look.
+
+    >>> from millpond import errors
+    >>> issubclass(errors.Corrupt, errors.MillpondError)
+    True
+    """
+
+
+class Incompatible(MillpondError):
+    """Stored data and this program, or this version, do not fit: migrate or upgrade.
+
+    >>> from millpond import errors
+    >>> issubclass(errors.Incompatible, errors.MillpondError)
+    True
+    """
+
+
+def _short(value: Any, limit: int = 500) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+def _step_failed(step: str, fields: dict[str, Any], error: str, traceback: str) -> StepFailed:
+    return StepFailed(step, error=error, traceback=traceback, **fields)
+
+
+def _unavailable(message: str, retry_after: float | None) -> Unavailable:
+    return Unavailable(message, retry_after=retry_after)

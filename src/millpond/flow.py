@@ -1,0 +1,120 @@
+"""What sources and sinks agree on with the rest: splits, chunks, deliveries.
+
+A source plans on the driver and reads in a task; a sink takes deliveries. Both are small classes
+that anyone can write, and `millpond.testing` holds a conformance suite for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much one batch may read of a source, about."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """A piece of a source that one task reads.
+
+    `place` names the entry of the source's position that reading this split moves, `partition` the
+    ordered lane that its rows belong to. Splits of one place that stand in one plan follow each other
+    without a gap, in the order of the plan. Everything in a split is plain JSON.
+    """
+
+    place: str
+    start: Any
+    stop: Any
+    partition: str = "0"
+    weight: int = 1  # bytes, about: what tasks are balanced by
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """Rows that are still JSON text, one per element, decoded once and only where they are needed."""
+
+    lines: list[bytes]
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A piece of input that is no row: where it stands, what stands there and what is wrong with it."""
+
+    where: str
+    raw: Any
+    error: str
+
+
+@dataclass
+class Chunk:
+    """Some rows of a split in their order, in the shape that the source has them in.
+
+    `position` is where the split's `place` stands once these rows are taken. `where(i)` says in words
+    where row i came from ("orders/a.jsonl, line 17") and is asked only when that row is bad.
+    """
+
+    rows: pa.Table | JsonLines | list[Any]
+    position: Any
+    where: Callable[[int], str] | None = None
+    bad: list[BadRow] = field(default_factory=list)
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where rows come from.
+
+    A position is a mapping of places to how far each has been read, all plain JSON. It starts empty,
+    is kept in the ledger with the state that its rows made, and is only ever changed by commits.
+    """
+
+    def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
+        """On the driver, once per batch: what to read next; nothing when all is read. Reads no row."""
+        ...
+
+    def read(self, split: Split) -> Iterator[Chunk]:
+        """In a task, perhaps on another machine and perhaps twice: the rows of the split, in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The name of one delivery: the same for ever, and no other delivery has it.
+
+    >>> from millpond.flow import Delivery
+    >>> Delivery("orders", "5e1f", "totals", 42, 3).id
+    'orders/5e1f/totals/42/3'
+    """
+
+    app: str
+    incarnation: str
+    sink: str
+    batch: int
+    partition: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.app}/{self.incarnation}/{self.sink}/{self.batch}/{self.partition}"
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Where outputs go.
+
+    `deliver` is called with the outputs of one partition and batch, in order, at least once, and
+    never before they are committed. A second call with the same delivery has the same rows: the sink
+    must see to it that they count once, by the delivery's id. It raises `Unavailable` to be asked again
+    later. `where` says who calls it: the driver, the workers, or, with a DataFrame, the Spark session.
+    """
+
+    where: Literal["driver", "workers", "session"]
+
+    def deliver(self, rows: list[Any], delivery: Delivery) -> None: ...

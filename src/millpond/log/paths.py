@@ -1,0 +1,83 @@
+"""Every path that Millpond writes below `state_dir` is built here.
+
+    <app>/ledger/00000000000000000042.json     one record
+    <app>/steps/<step>/<partition>/…           state segments
+    <app>/outputs/<sink>/<partition>/…         output segments
+    <app>/exchange/<batch>-<driver>/…          rows between two keyed stages of one batch; gone with it
+    <app>/positions/<stream>/…                 positions that are too long for a record
+    <app>/spark/<stream>/…                     Spark's own checkpoint files, where it is a source
+    <app>/heartbeat.json                       who seems to be running
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+
+def safe(name: str) -> str:
+    """A user's name as one path element, readable and reversible."""
+    text = quote(name, safe=" !#$&'()+,;=@[]^`{}~")
+    return "%2E" + text[1:] if text.startswith(".") else text
+
+
+def unsafe(element: str) -> str:
+    """The user's name back from a path element."""
+    return unquote(element)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What makes a file's name one that no other attempt can have: the batch, the driver, a nonce."""
+
+    batch: int
+    driver: str
+    nonce: str
+
+    def __str__(self) -> str:
+        return f"{self.batch:020d}-{self.driver}-{self.nonce}"
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The paths of one app."""
+
+    app: str
+
+    @property
+    def root(self) -> str:
+        return safe(self.app)
+
+    @property
+    def ledger(self) -> str:
+        return f"{self.root}/ledger"
+
+    @property
+    def heartbeat(self) -> str:
+        return f"{self.root}/heartbeat.json"
+
+    def record(self, number: int) -> str:
+        return f"{self.ledger}/{number:020d}.json"
+
+    def number(self, record: str) -> int | None:
+        """The number in a record's path; nothing if the file is no record."""
+        stem = record.rsplit("/", 1)[-1].removesuffix(".json")
+        return int(stem) if len(stem) == 20 and stem.isdigit() else None
+
+    def state(self, step: str, partition: int, attempt: Attempt) -> str:
+        return f"{self.root}/steps/{safe(step)}/{partition:05d}/{attempt}.parquet"
+
+    def output(self, sink: str, partition: int, attempt: Attempt) -> str:
+        return f"{self.root}/outputs/{safe(sink)}/{partition:05d}/{attempt}.parquet"
+
+    def exchange(self, attempt: Attempt) -> str:
+        return f"{self.exchanges(attempt.batch, attempt.driver)}/{attempt.nonce}"
+
+    def exchanges(self, batch: int, driver: str) -> str:
+        return f"{self.root}/exchange/{batch:020d}-{driver}"
+
+    def position(self, stream: str, attempt: Attempt) -> str:
+        return f"{self.root}/positions/{safe(stream)}/{attempt}.json"
+
+    def spark(self, stream: str, attempt: Attempt, file: str) -> str:
+        return f"{self.root}/spark/{safe(stream)}/{attempt}/{file}"

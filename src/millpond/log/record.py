@@ -1,0 +1,137 @@
+"""One record of the ledger, and its bytes.
+
+A record is a JSON object whose first field is the checksum of the rest of the file. It holds all that
+a driver on an empty machine needs to go on, except the state itself, which it points to:
+
+- a claim or a release says who owns the app, and repeats what the record before it said;
+- a commit says what one batch read, changed and put out;
+- a clear begins a new incarnation with nothing in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, field
+
+from millpond.errors import Corrupt, Incompatible
+from millpond.log.pointer import Pointer, checksum
+
+FORMAT = 1
+
+Kind = Literal["claim", "commit", "clear", "release"]
+Pointers = dict[str, dict[int, list[Pointer]]]  # step or sink → partition → files
+
+
+class Position(Struct, omit_defaults=True):
+    """How far a stream has been read: `entries` laid over those in the file `base`, if there is one."""
+
+    entries: dict[str, Any] = field(default_factory=dict)
+    base: Pointer | None = None
+
+
+class StepInfo(Struct, omit_defaults=True):
+    """What a step was when it last wrote: enough to read its state without the program."""
+
+    kind: str
+    version: int = 1
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+class SparkBatch(Struct, omit_defaults=True):
+    """Where a streaming DataFrame stands: Spark's batch id and the checkpoint files that offer it again."""
+
+    batch: int
+    files: dict[str, Pointer] = field(default_factory=dict)
+
+
+class Record(Struct, kw_only=True, omit_defaults=True):
+    """A record. What describes the app as a whole is carried from record to record; the rest is its own."""
+
+    format: int
+    kind: Kind
+    app: str
+    number: int
+    incarnation: str
+    born: int  # the number of this incarnation's first record
+    driver: str
+    attempt: str
+    time: float
+    previous: str  # the checksum of the record before: a record of another history never fits
+    partitions: int
+    positions: dict[str, Position] = field(default_factory=dict)
+    watermarks: dict[str, Any] = field(default_factory=dict)
+    deliveries: dict[str, int] = field(default_factory=dict)  # sink → all outputs up to here are there
+    steps: dict[str, StepInfo] = field(default_factory=dict)
+    spark: dict[str, SparkBatch] = field(default_factory=dict)
+    manifest: Pointer | None = None  # the segments of all records up to this file's own, compacted
+    segments: Pointers = field(default_factory=dict)
+    outputs: Pointers = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)  # stream → rows read by this batch
+    skipped: dict[str, int] = field(default_factory=dict)  # step → rows let go by on_error
+    checksum: str = ""
+
+    def followed_by(self, kind: Kind, *, driver: str, attempt: str, time: float, **own: Any) -> Record:
+        """The next record: what is carried from this one, and what is its own."""
+        carried = {name: getattr(self, name) for name in CARRIED}
+        return Record(
+            **{
+                **carried,
+                "format": FORMAT,
+                "kind": kind,
+                "number": self.number + 1,
+                "driver": driver,
+                "attempt": attempt,
+                "time": time,
+                "previous": self.checksum,
+                **own,
+            }
+        )
+
+
+CARRIED = (
+    "app",
+    "incarnation",
+    "born",
+    "partitions",
+    "positions",
+    "watermarks",
+    "deliveries",
+    "steps",
+    "spark",
+    "manifest",
+)
+
+_HEAD = b'{"checksum":"'
+_BODY = len(_HEAD) + 32 + len(b'",')
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Record)
+
+
+def pack(record: Record) -> tuple[Record, bytes]:
+    """The record with its checksum, and its bytes."""
+    record = msgspec.structs.replace(record, checksum="")
+    body = _encoder.encode(record)[1:]
+    digest = checksum(body)
+    return msgspec.structs.replace(record, checksum=digest), _HEAD + digest.encode() + b'",' + body
+
+
+def unpack(data: bytes, where: str) -> Record:
+    """The record that these bytes hold, whole and unharmed, or `Corrupt`."""
+    if not data:
+        raise Corrupt(f"{where} is empty, as a power loss leaves a file. {_WAY_OUT}")
+    if not data.startswith(_HEAD) or checksum(data[_BODY:]).encode() != data[len(_HEAD) : len(_HEAD) + 32]:
+        raise Corrupt(f"{where} is damaged: its checksum does not fit its bytes. {_WAY_OUT}")
+    found = msgspec.json.decode(data).get("format")
+    if found != FORMAT:
+        raise Incompatible(
+            f"{where} has format {found}, and this version of Millpond reads format {FORMAT}: upgrade Millpond."
+        )
+    return _decoder.decode(data)
+
+
+_WAY_OUT = (
+    "Put the record back from a copy of the state directory, or clear the app's state and read its "
+    "input again; nothing has been changed."
+)

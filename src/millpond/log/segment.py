@@ -1,0 +1,121 @@
+"""Segments: immutable Parquet files of state changes and of outputs, readable without Millpond.
+
+A state segment has a row per changed cell, sorted by key and cell:
+
+    key      the key, as tagged JSON text
+    cell     which part of the key's state: "" where a step keeps one value per key, else the kind and
+             name of the part ("v:total", "l:items:0000000000000003", "m:seen:\"a\"")
+    value    the new value, as tagged JSON text; null when deleted
+    deleted  whether the cell is gone
+    due      the time at which something is to happen to the cell; null when nothing is
+
+An output segment has a row per output: `order`, the place of the row that caused it, and `row`, the
+output as tagged JSON text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+FORMAT = "1"
+
+STATE = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("cell", pa.string(), nullable=False),
+        pa.field("value", pa.string()),
+        pa.field("deleted", pa.bool_(), nullable=False),
+        pa.field("due", pa.int64()),
+    ]
+)
+OUTPUT = pa.schema(
+    [pa.field("order", pa.int64(), nullable=False), pa.field("row", pa.string(), nullable=False)]
+)
+
+
+class Change(NamedTuple):
+    """One change of one cell; `value` None is a deletion. Live or on replay, a change is applied alike."""
+
+    key: bytes
+    cell: bytes
+    value: bytes | None
+    due: int | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a segment says of itself, for people and tools that find it without the ledger."""
+
+    app: str
+    of: str  # the step or the sink
+    partition: int
+    batch: int
+
+    def metadata(self) -> dict[str, str]:
+        return {
+            "millpond.format": FORMAT,
+            "millpond.app": self.app,
+            "millpond.of": self.of,
+            "millpond.partition": str(self.partition),
+            "millpond.batch": str(self.batch),
+        }
+
+
+def _parquet(table: pa.Table, origin: Origin) -> memoryview:
+    table = table.replace_schema_metadata(origin.metadata())
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="lz4", use_dictionary=False, write_statistics=True)
+    return memoryview(sink.getvalue())
+
+
+def _text(values: Sequence[bytes | None]) -> pa.Array:
+    # Every value comes out of the codec, so it is UTF-8 already.
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+def pack_state(changes: Sequence[Change], origin: Origin) -> memoryview:
+    """Changes, sorted by key and cell, as a Parquet file."""
+    keys, cells, values, dues = zip(*changes, strict=True) if changes else ((), (), (), ())
+    deleted = pa.array([value is None for value in values], pa.bool_())
+    columns = [_text(keys), _text(cells), _text(values), deleted, pa.array(dues, pa.int64())]
+    return _parquet(pa.Table.from_arrays(columns, schema=STATE), origin)
+
+
+def unpack_state(data: bytes) -> list[Change]:
+    """The changes of a state segment, in its order."""
+    table = pq.read_table(pa.BufferReader(data), use_threads=False)
+    keys, cells, values = (_bytes(table.column(name)) for name in ("key", "cell", "value"))
+    due = table.column("due")
+    if due.null_count == len(due):
+        return [Change(*row) for row in zip(keys, cells, values, strict=True)]  # type: ignore[arg-type]
+    return [Change(*row) for row in zip(keys, cells, values, due.to_pylist(), strict=True)]  # type: ignore[arg-type]
+
+
+def pack_outputs(orders: Iterable[int], rows: Sequence[bytes], origin: Origin) -> memoryview:
+    """Encoded outputs with the places of the rows that caused them, as a Parquet file."""
+    columns = [pa.array(orders, pa.int64()), _text(rows)]
+    return _parquet(pa.Table.from_arrays(columns, schema=OUTPUT), origin)
+
+
+def unpack_outputs(data: bytes) -> tuple[list[int], list[bytes]]:
+    """The places and the encoded rows of an output segment, in its order."""
+    table = pq.read_table(pa.BufferReader(data), use_threads=False)
+    rows = _bytes(table.column("row"))
+    return table.column("order").to_numpy().tolist(), rows  # type: ignore[return-value]
+
+
+def _bytes(column: pa.ChunkedArray) -> list[bytes | None]:
+    values: list[bytes | None] = column.cast(pa.binary()).to_pylist()
+    return values
+
+
+def unpack_key(data: bytes, key: bytes) -> list[Change]:
+    """The changes of one key in a state segment."""
+    table = pq.read_table(pa.BufferReader(data), use_threads=False, filters=[("key", "==", key.decode())])
+    keys, cells, values = (_bytes(table.column(name)) for name in ("key", "cell", "value"))
+    return [Change(*row) for row in zip(keys, cells, values, strict=True)]  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""The description of a program: what the user built, before anything runs."""

@@ -1,0 +1,213 @@
+"""The graph that streams build: nodes, and what each does to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from millpond.errors import InvalidUse
+from millpond.flow import Sink
+from millpond.steps.base import Step
+from millpond.steps.failure import OnError
+
+
+@dataclass(frozen=True)
+class Read:
+    """The rows of a source enter here."""
+
+    stream: str
+    source: Any  # a Source, or a streaming DataFrame that a runtime knows how to take
+    timestamp: str | Callable[[Any], Any] | None = None
+    type: Any = None
+
+
+@dataclass(frozen=True)
+class Map:
+    f: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Filter:
+    f: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class FlatMap:
+    f: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Inspect:
+    f: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class WithTime:
+    f: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Each row goes to the first predicate it meets; `Pick` takes one branch's rows from here."""
+
+    predicates: tuple[tuple[str, Callable[[Any], Any]], ...]
+
+
+@dataclass(frozen=True)
+class Pick:
+    branch: str
+
+
+@dataclass(frozen=True)
+class Union:
+    """The rows of several streams, and nothing of their keys."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """From here on rows belong to keys: they go to the partition that owns theirs."""
+
+    by: tuple[str | Callable[[Any], Any], ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """A step: rows meet their key's state."""
+
+    step: Step
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Rows leave here, through a sink."""
+
+    name: str
+    sink: Sink
+
+
+@dataclass(frozen=True)
+class DeadLetters:
+    """The rows that failed, from everywhere."""
+
+
+Op = (
+    Read | Map | Filter | FlatMap | Inspect | WithTime | Branch | Pick | Union | Key | Keep | Deliver | DeadLetters
+)
+
+CALLS_USER = (Map, Filter, FlatMap, Inspect, WithTime, Branch, Keep)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation and where its rows come from."""
+
+    id: int
+    op: Op
+    inputs: tuple[int, ...]
+    keyed: tuple[str, ...] | None  # the names of the key's parts, where rows have a key
+    on_error: OnError
+
+
+@dataclass
+class Graph:
+    """What an app has built so far. Nodes are only ever added, after those that they read from."""
+
+    nodes: list[Node] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)  # name → what it names
+
+    def add(
+        self,
+        op: Op,
+        inputs: tuple[int, ...] = (),
+        *,
+        keyed: tuple[str, ...] | None = None,
+        on_error: OnError = "stop",
+    ) -> Node:
+        node = Node(len(self.nodes), op, inputs, keyed, on_error)
+        self.nodes.append(node)
+        return node
+
+    def claim(self, name: str, what: str) -> str:
+        """Take a name for something durable; each is given once in an app."""
+        if not isinstance(name, str) or not name.strip() or "\x00" in name or len(name.encode()) > 120:
+            raise InvalidUse(f"{what}: expected a plain name of 1 to 120 bytes, got {name!r}")
+        if name in self.names:
+            raise InvalidUse(
+                f"{what} {name!r}: the name belongs to a {self.names[name]} already. Names own what is stored "
+                "under them, so each is given once in an app."
+            )
+        self.names[name] = what
+        return name
+
+
+@dataclass(frozen=True)
+class Program:
+    """A graph made ready to run: who reads from whom, and in which stage of a batch.
+
+    Stage 0 runs in the tasks that read the sources. A row that passes a `Key` goes on in the next stage, in
+    the task of the partition that owns its key.
+    """
+
+    app: str
+    nodes: tuple[Node, ...]
+    consumers: tuple[tuple[int, ...], ...]
+    stages: tuple[int, ...]  # the stage in which each node's rows come to be; of a Key, the one after it
+    types: tuple[type, ...]
+
+    @property
+    def last_stage(self) -> int:
+        return max(1, *self.stages) if self.stages else 1
+
+    @property
+    def reads(self) -> dict[str, Node]:
+        return {node.op.stream: node for node in self.nodes if isinstance(node.op, Read)}
+
+    @property
+    def steps(self) -> dict[str, Step]:
+        return {node.op.step.name: node.op.step for node in self.nodes if isinstance(node.op, Keep)}
+
+    @property
+    def sinks(self) -> dict[str, Sink]:
+        return {node.op.name: node.op.sink for node in self.nodes if isinstance(node.op, Deliver)}
+
+    @property
+    def dead_letters(self) -> int | None:
+        found = [node.id for node in self.nodes if isinstance(node.op, DeadLetters)]
+        return found[0] if found else None
+
+
+def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Program:
+    """The program that a graph stands for, if it is one that can run."""
+    consumers: list[list[int]] = [[] for _ in graph.nodes]
+    stages: list[int] = []
+    # A letter may come from any stage but those behind the dead letters themselves, which must
+    # therefore lie behind all others.
+    behind_letters: set[int] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, DeadLetters) or behind_letters.intersection(node.inputs):
+            behind_letters.add(node.id)
+    own = [node.op.step for node in graph.nodes if isinstance(node.op, Keep)]
+    found_types = dict.fromkeys([*types, *(t for step in own for t in step.types)])
+    for part in (False, True):
+        for node in graph.nodes:
+            if (node.id in behind_letters) is part:
+                for source in node.inputs:
+                    consumers[source].append(node.id)
+    stage_of: dict[int, int] = {}
+    for part in (False, True):
+        for node in graph.nodes:
+            if (node.id in behind_letters) is not part:
+                continue
+            if isinstance(node.op, DeadLetters):
+                stage_of[node.id] = max((s for i, s in stage_of.items() if i not in behind_letters), default=0)
+            else:
+                before = max((stage_of[i] for i in node.inputs), default=0)
+                stage_of[node.id] = before + 1 if isinstance(node.op, Key) else before
+    stages = [stage_of[node.id] for node in graph.nodes]
+    if not any(isinstance(node.op, Read) for node in graph.nodes):
+        raise InvalidUse(f"app {app!r} has no stream: add one with app.stream(name, source)")
+    return Program(
+        app, tuple(graph.nodes), tuple(tuple(c) for c in consumers), tuple(stages), tuple(found_types)
+    )

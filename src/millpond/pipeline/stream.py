@@ -1,0 +1,394 @@
+"""Streams: what the user builds a program from. Each offers only the verbs that are legal on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from millpond.aggregations import Aggregation
+from millpond.errors import InvalidUse
+from millpond.flow import Sink
+from millpond.pipeline import graph as g
+from millpond.steps.aggregate import Aggregate
+from millpond.steps.apply import Apply
+from millpond.steps.base import Step
+from millpond.steps.deduplicate import Deduplicate
+from millpond.steps.failure import OnError, checked
+from millpond.steps.state import State
+from millpond.steps.stateful_map import StatefulMap
+from millpond.timing import duration
+
+R = TypeVar("R")
+K = TypeVar("K")
+Out = TypeVar("Out")
+S = TypeVar("S")
+
+
+class Stream(Generic[R]):
+    """Rows on their way.
+
+    >>> import millpond as mp
+    >>> app = mp.App("words")
+    >>> words = app.stream("lines", mp.sources.rows(["to be", "or not"])).flat_map(str.split)
+    >>> out = words.map(str.upper).filter(lambda word: word != "OR").to("out", mp.sinks.memory())
+    >>> with mp.testing.TestDriver(app) as driver:
+    ...     driver.send("lines", ["to be", "or not"])
+    ...     driver.output("out")
+    ['TO', 'BE', 'NOT']
+    """
+
+    def __init__(self, graph: g.Graph, node: g.Node) -> None:
+        self._graph, self._node = graph, node
+
+    def _then(self, op: g.Op, *, keyed: tuple[str, ...] | None, more: tuple[int, ...] = ()) -> g.Node:
+        inputs = (self._node.id, *more)
+        return self._graph.add(op, inputs, keyed=keyed, on_error=self._node.on_error)
+
+    def _same(self, op: g.Op) -> g.Node:
+        return self._then(op, keyed=self._node.keyed)
+
+    def map(self, f: Callable[[R], Out]) -> Stream[Out]:
+        """Each row becomes what `f` makes of it.
+
+        >>> import millpond as mp
+        >>> doubled = mp.App("a").stream("n", mp.sources.rows([1])).map(lambda n: n * 2)
+        """
+        return Stream(self._graph, self._same(g.Map(_function(f, "map"))))
+
+    def filter(self, f: Callable[[R], Any]) -> Stream[R]:
+        """Only the rows for which `f` is true go on.
+
+        >>> import millpond as mp
+        >>> odd = mp.App("a").stream("n", mp.sources.rows([1])).filter(lambda n: n % 2)
+        """
+        return Stream(self._graph, self._same(g.Filter(_function(f, "filter"))))
+
+    def flat_map(self, f: Callable[[R], Iterable[Out]]) -> Stream[Out]:
+        """Each row becomes any number of rows.
+
+        >>> import millpond as mp
+        >>> words = mp.App("a").stream("lines", mp.sources.rows(["a b"])).flat_map(str.split)
+        """
+        return Stream(self._graph, self._same(g.FlatMap(_function(f, "flat_map"))))
+
+    def inspect(self, f: Callable[[R], Any]) -> Stream[R]:
+        """Show each row to `f`, which may not change it, and let it go on.
+
+        >>> import millpond as mp
+        >>> seen = mp.App("a").stream("n", mp.sources.rows([1])).inspect(print)
+        """
+        return Stream(self._graph, self._same(g.Inspect(_function(f, "inspect"))))
+
+    def with_time(self, f: Callable[[R], Any]) -> Stream[R]:
+        """Set each row's event time anew.
+
+        >>> import millpond as mp
+        >>> timed = mp.App("a").stream("n", mp.sources.rows([{"at": 1}])).with_time(lambda row: row["at"])
+        """
+        return Stream(self._graph, self._same(g.WithTime(_function(f, "with_time"))))
+
+    def branch(self, **predicates: Callable[[R], Any]) -> dict[str, Stream[R]]:
+        """Part the stream: each row goes to the first predicate that it meets, and else to "rest".
+
+        >>> import millpond as mp
+        >>> parts = mp.App("a").stream("n", mp.sources.rows([1])).branch(small=lambda n: n < 10)
+        >>> sorted(parts)
+        ['rest', 'small']
+        """
+        if not predicates or "rest" in predicates:
+            raise InvalidUse(
+                "branch(name=predicate, …): expected at least one predicate, none of them named 'rest', "
+                f"got {sorted(predicates)}"
+            )
+        pairs = tuple((name, _function(f, f"branch({name})")) for name, f in predicates.items())
+        node = self._same(g.Branch(pairs))
+        parted: Stream[R] = Stream(self._graph, node)
+        return {name: Stream(self._graph, parted._same(g.Pick(name))) for name in [*predicates, "rest"]}
+
+    def union(self, *others: Stream[Any]) -> Stream[Any]:
+        """The rows of this stream and of the others; they have no key until the next `key_by`.
+
+        >>> import millpond as mp
+        >>> app = mp.App("a")
+        >>> both = app.stream("x", mp.sources.rows([1])).union(app.stream("y", mp.sources.rows([2])))
+        """
+        if not others or any(not isinstance(o, Stream) or o._graph is not self._graph for o in others):
+            raise InvalidUse("union(other, …): expected one or more streams of the same app")
+        return Stream(self._graph, self._then(g.Union(), keyed=None, more=tuple(o._node.id for o in others)))
+
+    def key_by(self, *by: str | Callable[[R], Any], **named: Callable[[R], Any]) -> KeyedStream[Any, R]:
+        """Give each row a key: a field, several fields, or what a function makes of it.
+
+        Rows of one key are processed in their order, by the one partition that owns the key's state.
+
+        >>> import millpond as mp
+        >>> orders = mp.App("a").stream("orders", mp.sources.rows([]))
+        >>> by_customer = orders.key_by("customer")
+        >>> by_place = orders.key_by("country", "city")
+        >>> by_size = orders.key_by(size=lambda order: order["amount"] // 100)
+        """
+        if not by and not named:
+            raise InvalidUse("key_by: expected a field, several fields or a function, got nothing")
+        names: list[str] = []
+        for part in by:
+            if not isinstance(part, str) and not callable(part):
+                raise InvalidUse(f"key_by: expected a field's name or a function, got {part!r}")
+            names.append(part if isinstance(part, str) else "key")
+        names.extend(named)
+        if len(set(names)) != len(names):
+            raise InvalidUse(
+                f"key_by: the parts of a key need names that differ, got {names}. Name a function: "
+                "key_by(size=lambda row: …)"
+            )
+        op = g.Key((*by, *named.values()), tuple(names))
+        return KeyedStream(self._graph, self._then(op, keyed=tuple(names)))
+
+    def to(self, name: str, sink: Sink) -> Stream[R]:
+        """Send the rows to a sink, and return the stream.
+
+        >>> import millpond as mp
+        >>> out = mp.sinks.memory()
+        >>> stream = mp.App("a").stream("n", mp.sources.rows([1])).to("out", out)
+        """
+        if not isinstance(sink, Sink):
+            raise InvalidUse(f"to({name!r}): expected a sink such as mp.sinks.console(), got {sink!r}")
+        self._same(g.Deliver(self._graph.claim(name, "sink"), sink))
+        return self
+
+
+class KeyedStream(Stream[R], Generic[K, R]):
+    """Rows that belong to keys, each of which has state of its own.
+
+    >>> import millpond as mp
+    >>> app = mp.App("orders")
+    >>> orders = app.stream("orders", mp.sources.rows([]))
+    >>> def add_up(key, order, total):
+    ...     total += order["amount"]
+    ...     return {"customer": key, "total": total}, total
+    >>> totals = orders.key_by("customer").stateful_map("total", add_up, initial=0)
+    >>> out = totals.to("totals", mp.sinks.memory())
+    >>> with mp.testing.TestDriver(app) as driver:
+    ...     driver.send("orders", [{"customer": "ann", "amount": 3}, {"customer": "ann", "amount": 4}])
+    ...     driver.state("total").get("ann")
+    7
+    """
+
+    # The key stays with the rows through these verbs, so they give a keyed stream again.
+    def map(self, f: Callable[[R], Out]) -> KeyedStream[K, Out]:
+        """Each row becomes what `f` makes of it, and keeps its key.
+
+        >>> import millpond as mp
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").map(lambda row: row)
+        """
+        return KeyedStream(self._graph, self._same(g.Map(_function(f, "map"))))
+
+    def filter(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
+        """Only the rows for which `f` is true go on, with their key.
+
+        >>> import millpond as mp
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").filter(bool)
+        """
+        return KeyedStream(self._graph, self._same(g.Filter(_function(f, "filter"))))
+
+    def flat_map(self, f: Callable[[R], Iterable[Out]]) -> KeyedStream[K, Out]:
+        """Each row becomes any number of rows of the same key.
+
+        >>> import millpond as mp
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").flat_map(list)
+        """
+        return KeyedStream(self._graph, self._same(g.FlatMap(_function(f, "flat_map"))))
+
+    def inspect(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
+        """Show each row to `f`, and let it go on with its key.
+
+        >>> import millpond as mp
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").inspect(print)
+        """
+        return KeyedStream(self._graph, self._same(g.Inspect(_function(f, "inspect"))))
+
+    def with_time(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
+        """Set each row's event time anew.
+
+        >>> import millpond as mp
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").with_time(lambda row: 1)
+        """
+        return KeyedStream(self._graph, self._same(g.WithTime(_function(f, "with_time"))))
+
+    def branch(self, **predicates: Callable[[R], Any]) -> dict[str, Stream[R]]:
+        """Part the stream; the rows of every part keep their key.
+
+        >>> import millpond as mp
+        >>> parts = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").branch(one=lambda r: r["k"])
+        """
+        parts = super().branch(**predicates)
+        return {name: KeyedStream(self._graph, part._node) for name, part in parts.items()}
+
+    def to(self, name: str, sink: Sink) -> KeyedStream[K, R]:
+        """Send the rows to a sink, and return the stream.
+
+        >>> import millpond as mp
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").to("out", mp.sinks.memory())
+        """
+        super().to(name, sink)
+        return self
+
+    def _step(
+        self, begin: Any, name: str, kind: str, options: dict[str, Any], type: Any, on_error: Any, **detail: Any
+    ) -> KeyedStream[K, Any]:
+        self._graph.claim(name, "step")
+        policy: OnError = self._node.on_error if on_error is None else checked(on_error, f"{kind}({name!r})")
+        types = () if type is None else ((type,) if isinstance(type, _CLASS) else tuple(type))
+        step = Step(name, kind, begin, options, policy, types, detail)
+        node = self._graph.add(
+            g.Keep(step), (self._node.id,), keyed=self._node.keyed, on_error=self._node.on_error
+        )
+        return KeyedStream(self._graph, node)
+
+    def stateful_map(
+        self,
+        name: str,
+        f: Callable[[K, R, S], tuple[Out | None, S | None]],
+        *,
+        initial: Any = None,
+        type: Any = None,
+        on_error: OnError | None = None,
+    ) -> KeyedStream[K, Out]:
+        """`f(key, row, state)` gives `(output, state)`. State `None` drops it, output `None` emits nothing.
+
+        `initial` is what a key begins with: a value, copied each time, or a function that makes one.
+
+        >>> import millpond as mp
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k")
+        >>> counted = rows.stateful_map("n", lambda key, row, n: (n + 1, n + 1), initial=0)
+        """
+        options = {"f": _function(f, f"stateful_map({name!r})"), "initial": initial}
+        return self._step(StatefulMap, name, "stateful_map", options, type, on_error)
+
+    def apply(
+        self, name: str, f: Callable[[R, State], Out | None], *, type: Any = None, on_error: OnError | None = None
+    ) -> KeyedStream[K, Out]:
+        """`f(row, state)` gives an output, or `None` for none, and reads and writes the key's named state.
+
+        >>> import millpond as mp
+        >>> def nth(row, state):
+        ...     state.set("n", state.get("n", 0) + 1)
+        ...     return {**row, "n": state.get("n")}
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").apply("nth", nth)
+        """
+        options = {"f": _function(f, f"apply({name!r})")}
+        return self._step(Apply, name, "apply", options, type, on_error)
+
+    def flat_apply(
+        self,
+        name: str,
+        f: Callable[[R, State], Iterable[Out] | None],
+        *,
+        type: Any = None,
+        on_error: OnError | None = None,
+    ) -> KeyedStream[K, Out]:
+        """`f(row, state)` gives any number of outputs.
+
+        >>> import millpond as mp
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k")
+        >>> twice = rows.flat_apply("twice", lambda row, state: [row, row])
+        """
+        options = {"f": _function(f, f"flat_apply({name!r})")}
+        return self._step(Apply, name, "flat_apply", options, type, on_error)
+
+    def update(
+        self, name: str, f: Callable[[R, State], Any], *, type: Any = None, on_error: OnError | None = None
+    ) -> KeyedStream[K, R]:
+        """`f(row, state)` changes the row in place; what it returns does not matter.
+
+        >>> import millpond as mp
+        >>> def number(row, state):
+        ...     row["n"] = state.get("n", 0)
+        ...     state.set("n", row["n"] + 1)
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").update("number", number)
+        """
+        options = {"f": _function(f, f"update({name!r})")}
+        return self._step(Apply, name, "update", options, type, on_error)
+
+    def stateful_filter(
+        self, name: str, f: Callable[[R, State], Any], *, type: Any = None, on_error: OnError | None = None
+    ) -> KeyedStream[K, R]:
+        """The row goes on when `f(row, state)` is true.
+
+        >>> import millpond as mp
+        >>> def rising(row, state):
+        ...     last = state.get("last")
+        ...     state.set("last", row["v"])
+        ...     return last is None or row["v"] > last
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([])).key_by("k").stateful_filter("rising", rising)
+        """
+        options = {"f": _function(f, f"stateful_filter({name!r})")}
+        return self._step(Apply, name, "stateful_filter", options, type, on_error)
+
+    def aggregate(
+        self, name: str, *, on_error: OnError | None = None, **aggregations: Aggregation
+    ) -> KeyedStream[K, dict[str, Any]]:
+        """Running aggregates: an output per row, with the key's fields and every aggregate by its name.
+
+        >>> import millpond as mp
+        >>> orders = mp.App("a").stream("orders", mp.sources.rows([])).key_by("customer")
+        >>> spend = orders.aggregate("spend", n=mp.count(), spent=mp.sum("amount"))
+        """
+        wrong = [n for n, a in aggregations.items() if not isinstance(a, Aggregation)]
+        clash = sorted(set(aggregations) & set(self._node.keyed or ()))
+        if not aggregations or wrong or clash:
+            raise InvalidUse(
+                f"aggregate({name!r}): expected aggregations by name such as n=mp.count(), with names other "
+                f"than the key's {list(self._node.keyed or ())}, got {wrong or clash or 'none'}"
+            )
+        options = {"aggregations": aggregations, "key_names": self._node.keyed}
+        return self._step(Aggregate, name, "aggregate", options, None, on_error)
+
+    def deduplicate(
+        self,
+        name: str,
+        by: str | Callable[[R], Any] | None = None,
+        within: Any = None,
+        *,
+        on_error: OnError | None = None,
+    ) -> KeyedStream[K, R]:
+        """Only the first row of each key, or of each `by` of a key, goes on; `within` a time, or for ever.
+
+        >>> import millpond as mp
+        >>> payments = mp.App("a").stream("payments", mp.sources.rows([])).key_by("card")
+        >>> once = payments.deduplicate("once", by="payment_id", within="1d")
+        """
+        within = None if within is None else duration(within, f"deduplicate({name!r}, within)")
+        options = {"by": by if by is None or callable(by) else Field(by), "within": within}
+        return self._step(Deduplicate, name, "deduplicate", options, None, on_error)
+
+
+_CLASS = type
+
+
+class Field:
+    """Reads a field of a row: a key of a dict, or an attribute."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, row: Any) -> Any:
+        return read_field(row, self.name)
+
+
+def read_field(row: Any, name: str) -> Any:
+    """A row's field, or a LookupError that says which fields it has."""
+    if isinstance(row, dict):
+        if name in row:
+            return row[name]
+        fields = ", ".join(map(repr, row))
+        raise LookupError(f"the row has no field {name!r}; it has: {fields or 'none'}")
+    try:
+        return getattr(row, name)
+    except AttributeError:
+        raise LookupError(f"the row has no field {name!r}; it is a {type(row).__name__}") from None
+
+
+def _function(f: Any, where: str) -> Any:
+    if not callable(f):
+        raise InvalidUse(f"{where}: expected a function, got {f!r}")
+    return f

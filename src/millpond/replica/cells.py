@@ -1,0 +1,80 @@
+"""How a cell of state lies in a local store: its key there, its bytes, and the proof that they are whole.
+
+The store's key is `key NUL cell`; both are JSON text or plain names and hold no NUL themselves, so
+the cells of one key lie together and in order. LMDB takes keys of up to 511 bytes: a longer part is
+replaced by its beginning and a hash, and the whole of it is kept with the value.
+
+The store notices no flipped byte by itself, so every value begins with a checksum over key and value.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from struct import Struct
+from zlib import crc32
+
+LONG = 1  # the value holds the whole key and cell
+DUE = 2  # the value holds a time
+
+_head = Struct("<IB")
+_sizes = Struct("<II")
+_due = Struct("<q")
+_KEY_ROOM, _CELL_ROOM, _KEPT = 240, 240, 200
+
+
+class Damaged(Exception):
+    """A store holds bytes that nobody wrote there: it is thrown away and built anew."""
+
+
+def _fit(part: bytes, room: int) -> bytes:
+    if len(part) <= room:
+        return part
+    return part[:_KEPT] + b"\x01" + blake2b(part, digest_size=16).hexdigest().encode()
+
+
+def place(key: bytes, cell: bytes = b"") -> bytes:
+    """Where a cell lies in the store."""
+    if len(key) + len(cell) < _KEY_ROOM:
+        return key + b"\x00" + cell
+    return _fit(key, _KEY_ROOM) + b"\x00" + _fit(cell, _CELL_ROOM)
+
+
+def prefix(key: bytes, cell: bytes = b"") -> bytes:
+    """What the places of all cells of a key, and of those that begin with `cell`, begin with."""
+    return _fit(key, _KEY_ROOM) + b"\x00" + cell
+
+
+def pack(at: bytes, key: bytes, cell: bytes, value: bytes, due: int | None = None) -> bytes:
+    """The bytes that lie at `at`."""
+    flags = 0
+    if due is not None:
+        flags, value = DUE, _due.pack(due) + value
+    if len(key) + len(cell) >= _KEY_ROOM:
+        flags, value = flags | LONG, _sizes.pack(len(key), len(cell)) + key + cell + value
+    return _head.pack(crc32(value, crc32(at)), flags) + value
+
+
+def unpack(at: bytes, data: bytes) -> bytes:
+    """The value in the bytes that lie at `at`, or `Damaged`."""
+    if len(data) < 5:
+        raise Damaged(f"a value of {len(data)} bytes")
+    check, flags = _head.unpack_from(data)
+    value = data[5:]
+    if crc32(value, crc32(at)) != check:
+        raise Damaged(f"checksum of {at[:80]!r}")
+    if flags:
+        if flags & LONG:
+            key, cell = _sizes.unpack_from(value)
+            value = value[8 + key + cell :]
+        if flags & DUE:
+            value = value[8:]
+    return value
+
+
+def address(at: bytes, data: bytes) -> tuple[bytes, bytes]:
+    """The key and the cell of the bytes that lie at `at`; `unpack` has proved them whole."""
+    if data[4] & LONG:
+        key, cell = _sizes.unpack_from(data, 5)
+        return data[13 : 13 + key], data[13 + key : 13 + key + cell]
+    found, _, cell_bytes = at.partition(b"\x00")
+    return found, cell_bytes

@@ -1,0 +1,76 @@
+"""Where replicas live on this host, and which of what lies there may still be trusted."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from millpond.log.paths import safe
+
+
+def default_home() -> str:
+    """`MILLPOND_LOCAL_DIR`, or a folder of the user's own among the temporary files of this host."""
+    named = os.environ.get("MILLPOND_LOCAL_DIR")
+    if named:
+        return os.path.abspath(named)
+    return os.path.join(tempfile.gettempdir(), f"millpond-{safe(_user())}")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def folder(home: str, app: str, incarnation: str, partition: int, partitions: int) -> Path:
+    """The folder of one partition's replica; every incarnation, and every count of partitions, has its own."""
+    return Path(home, safe(app), incarnation, f"{partition:05d}-of-{partitions:05d}")
+
+
+@cache
+def boot() -> str:
+    """What changes when the machine starts anew: replicas are not synced, so none outlives a reboot."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        pass
+    if sys.platform == "darwin":
+        out = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False)
+        digits = "".join(c for c in out.stdout.split(",")[0] if c.isdigit())
+        if digits:
+            return digits
+    return "unknown"
+
+
+def generations(folder: Path) -> list[int]:
+    """The generations that lie in a replica's folder and are of this boot, oldest first."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    tail = f"-{boot()}"
+    return sorted(int(n[1:].split("-")[0]) for n in names if n.startswith("g") and n.endswith(tail))
+
+
+def generation(folder: Path, number: int) -> Path:
+    return folder / f"g{number:06d}-{boot()}"
+
+
+def discard_others(folder: Path, keep: Path) -> None:
+    """Remove the generations that nobody reads any more; a process that still has one open keeps its inode."""
+    for name in os.listdir(folder):
+        if name.startswith("g") and folder / name != keep:
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def forget(home: str, app: str, incarnation: str | None = None) -> None:
+    """Delete an app's replicas on this host; they come back from the log when they are needed."""
+    target = Path(home, safe(app), incarnation) if incarnation else Path(home, safe(app))
+    shutil.rmtree(target, ignore_errors=True)

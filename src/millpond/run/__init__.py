@@ -1,0 +1,1 @@
+"""Running a program: one batch after the other, each with one commit."""

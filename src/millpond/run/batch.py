@@ -1,0 +1,188 @@
+"""The parts of a batch: what was planned, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from millpond.clock import new_id
+from millpond.errors import MillpondError
+from millpond.flow import Limit, Source
+from millpond.log import pointer
+from millpond.log.pointer import Pointer
+from millpond.log.record import Position, Record, SparkBatch
+from millpond.pipeline.graph import Program, Read
+from millpond.run.context import Context, Made, Piece, Planned, Result
+from millpond.run.runtime import Offer, Runtime
+from millpond.storage import Storage
+
+MOST_ENTRIES = 500  # of a position in a record; more of them go to a file
+
+Positions = dict[str, dict[str, Any]]
+
+
+@dataclass
+class Plan:
+    """What one batch is to read, and the one `now` that all of it sees."""
+
+    now: float
+    planned: list[Planned]
+    offers: list[Offer]  # by streaming DataFrames
+    known: list[Offer] = field(default_factory=list)  # offers that the ledger holds already
+
+
+def plan_streams(
+    program: Program,
+    positions: Positions,
+    limit: Limit,
+    now: float,
+    runtime: Runtime,
+    last: Record,
+    again: Plan | None = None,
+) -> Plan:
+    """Ask every source for splits, and every streaming DataFrame for its offer. No row is read here."""
+    planned: list[Planned] = []
+    own = {name: node.op for name, node in program.reads.items() if isinstance(node.op, Read)}
+    ours = {name: op.source for name, op in own.items() if isinstance(op.source, Source)}
+    for name, source in ours.items():
+        for split in source.plan(positions.get(name, {}), limit, now):
+            planned.append(Planned(len(planned), name, split))
+    if again is not None:
+        return Plan(now, planned, again.offers)
+    offers, known = [], []
+    if len(ours) < len(own):
+        for offer in runtime.offers(0.0 if planned else 0.2):
+            held = last.spark.get(offer.stream)
+            (known if held is not None and held.batch >= offer.batch else offers).append(offer)
+    return Plan(now, planned, offers, known)
+
+
+@dataclass
+class Computed:
+    """What the tasks of a batch made, put together."""
+
+    base: Record
+    positions: Positions = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    read_bytes: dict[str, int] = field(default_factory=dict)
+    segments: dict[str, dict[int, list[Pointer]]] = field(default_factory=dict)
+    outputs: dict[str, dict[int, list[Pointer]]] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
+    carried: dict[int, dict[int, list[Piece]]] = field(default_factory=dict)
+    failure: MillpondError | None = None
+    offers: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether the batch read nothing at all, as when only a half-written line was there."""
+        return not (self.positions or self.rows or self.segments or self.outputs or self.offers)
+
+    def add(self, results: list[Result]) -> None:
+        """The results of one stage, in the order of their partitions."""
+        for result in sorted(results, key=lambda result: result.partition):
+            for header in result.headers:
+                if header.made is not None:
+                    self._made(header.made, header.task % self.base.partitions)
+                for moved in header.progress:
+                    if moved.place or moved.position is not None:
+                        self.positions.setdefault(moved.stream, {})[moved.place] = moved.position
+                    else:
+                        self.offers += 1
+                    self.rows[moved.stream] = self.rows.get(moved.stream, 0) + moved.rows
+                    self.read_bytes[moved.stream] = self.read_bytes.get(moved.stream, 0) + moved.bytes
+            for step, pointers in result.segments.items():
+                self.segments.setdefault(step, {})[result.partition] = pointers
+            self._made(result.made, result.partition)
+
+    def _made(self, made: Made, partition: int) -> None:
+        for sink, pointers in made.outputs.items():
+            self.outputs.setdefault(sink, {}).setdefault(partition, []).extend(pointers)
+        for step, count in made.skipped.items():
+            self.skipped[step] = self.skipped.get(step, 0) + count
+        for exchange, partitions in made.carried.items():
+            for target, pieces in partitions.items():
+                self.carried.setdefault(exchange, {}).setdefault(target, []).extend(pieces)
+        self.failure = self.failure or made.failure
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def carried_to(self, program: Program, stage: int, partitions: int) -> list[dict[int, list[Piece]]]:
+        """Per partition, what lies ready for the exchanges of a stage."""
+        return [
+            {
+                exchange: targets[partition]
+                for exchange, targets in sorted(self.carried.items())
+                if program.stages[exchange] == stage and partition in targets
+            }
+            for partition in range(partitions)
+        ]
+
+    def teach(self, program: Program) -> None:
+        """Tell the sources how long their rows were, for better plans."""
+        for stream, rows in self.rows.items():
+            op = program.reads[stream].op
+            learned = getattr(op.source, "learned", None) if isinstance(op, Read) else None
+            if learned is not None and rows and self.read_bytes.get(stream):
+                learned(rows, self.read_bytes[stream])
+
+
+def merged(base: Record, positions: Positions, results: list[Result]) -> Computed:
+    """The first stage's results. What did not move is left out: a half-written line makes no commit."""
+    computed = Computed(base)
+    computed.add(results)
+    for stream, moved in list(computed.positions.items()):
+        held = positions.get(stream, {})
+        computed.positions[stream] = {place: at for place, at in moved.items() if held.get(place) != at}
+        if not computed.positions[stream]:
+            del computed.positions[stream]
+            if not computed.rows.get(stream):
+                computed.rows.pop(stream, None)
+    return computed
+
+
+def positions_of(storage: Storage, record: Record) -> Positions:
+    """How far every stream has been read, in full."""
+    found: Positions = {}
+    for stream, position in record.positions.items():
+        base = {}
+        if position.base is not None:
+            base = msgspec.json.decode(pointer.read(storage, position.base))
+        found[stream] = {**base, **position.entries}
+    return found
+
+
+def kept_positions(
+    storage: Storage, context: Context, last: Record, positions: Positions, computed: Computed
+) -> dict[str, Position]:
+    """The positions that this batch moved, as its record holds them: what is too long goes to a file."""
+    found: dict[str, Position] = {}
+    for stream, moved in computed.positions.items():
+        held = last.positions.get(stream, Position())
+        entries = {**held.entries, **moved}
+        if len(entries) <= MOST_ENTRIES:
+            found[stream] = Position(entries, held.base)
+            continue
+        whole = {**positions.get(stream, {}), **moved}
+        path = context.paths.position(stream, context.attempt(new_id()))
+        found[stream] = Position({}, pointer.write(storage, path, msgspec.json.encode(whole), len(whole)))
+    return found
+
+
+def spark_batches(
+    storage: Storage, context: Context, offers: list[Offer], last: Record
+) -> dict[str, SparkBatch]:
+    """Spark's small checkpoint files, kept with the commit: an empty machine starts from them."""
+    found = {}
+    for offer in offers:
+        attempt = context.attempt(new_id())
+        held = last.spark[offer.stream].files if offer.stream in last.spark else {}
+        files = {}
+        for name, file in offer.files.items():
+            path = context.paths.spark(offer.stream, attempt, name)
+            files[name] = held.get(name) or pointer.write(storage, path, file.read_bytes(), 0)
+        found[offer.stream] = SparkBatch(offer.batch, files)
+    return found

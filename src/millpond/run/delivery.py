@@ -1,0 +1,139 @@
+"""Delivery: committed outputs go to their sinks, in order per sink, from the segments that hold them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from millpond.clock import Clock
+from millpond.codec import Codec
+from millpond.errors import Unavailable
+from millpond.flow import Delivery, Sink
+from millpond.log import pointer, segment
+from millpond.log.record import Record
+from millpond.pipeline.graph import Program
+from millpond.run.runtime import Parcel, Runtime
+from millpond.storage import Storage
+
+LONGEST_PAUSE = 60.0
+
+
+def parcels(record: Record, sink: str) -> list[Parcel]:
+    """The deliveries of one sink in one batch, one per partition that has outputs for it."""
+    return [
+        Parcel(
+            sink,
+            Delivery(record.app, record.incarnation, sink, record.number, partition),
+            tuple(record.outputs[sink][partition]),
+        )
+        for partition in sorted(record.outputs.get(sink, {}))
+    ]
+
+
+def hand_over(storage: Storage, codec: Codec, sink: Sink, parcel: Parcel) -> None:
+    """Read one parcel's rows, in the order of the rows that caused them, and give them to the sink."""
+    orders: list[int] = []
+    texts: list[bytes] = []
+    for part in parcel.segments:
+        found = segment.unpack_outputs(pointer.read(storage, part))
+        orders += found[0]
+        texts += found[1]
+    place = np.asarray(orders)
+    if len(place) > 1 and (np.diff(place) < 0).any():
+        texts = [texts[i] for i in np.argsort(place, kind="stable").tolist()]
+    sink.deliver(codec.decode_many(texts), parcel.delivery)
+
+
+class Courier:
+    """Delivers one record after the other, in a thread of its own or where it is called.
+
+    `delivered[sink]` says up to which record everything is there. A sink that is unavailable is asked
+    again, for as long as nobody stops the courier.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        runtime: Runtime,
+        storage: Storage,
+        clock: Clock,
+        delivered: dict[str, int],
+        during: Callable[[Parcel], None],
+        *,
+        threaded: bool,
+    ) -> None:
+        self._program, self._runtime, self._storage, self._clock = program, runtime, storage, clock
+        self._codec = Codec(program.types)
+        self._during = during
+        self.delivered = delivered
+        self._queue: queue.Queue[Record | None] = queue.Queue(maxsize=2)  # how far delivery may lag behind
+        self._error: BaseException | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="millpond-delivery", daemon=True)
+        if threaded:
+            self._thread.start()
+
+    def send(self, record: Record) -> None:
+        """Deliver a record's outputs: now, or soon and in order."""
+        self._raise()
+        if self._thread.is_alive():
+            self._queue.put(record)
+        else:
+            self.deliver(record)
+
+    def wait(self) -> None:
+        """Wait until all that was sent has been delivered."""
+        if self._thread.is_alive():
+            self._queue.join()
+        self._raise()
+
+    def close(self) -> None:
+        """Stop after the delivery in hand; what is left is delivered by the next driver."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def deliver(self, record: Record) -> None:
+        """All sinks of one record."""
+        for name, sink in self._program.sinks.items():
+            if self.delivered.get(name, -1) >= record.number:
+                continue
+            for_sink = parcels(record, name)
+            if for_sink:
+                self._patiently(name, sink, for_sink)
+            self.delivered[name] = record.number
+
+    def _patiently(self, name: str, sink: Sink, for_sink: list[Parcel]) -> None:
+        pause = 0.5
+        while True:
+            try:
+                if sink.where != "driver":
+                    self._runtime.deliver(self._program, self._storage.url, for_sink)
+                else:
+                    for parcel in for_sink:
+                        self._during(parcel)
+                        hand_over(self._storage, self._codec, sink, parcel)
+                return
+            except Unavailable as error:
+                if self._stopping.is_set():
+                    raise
+                self._clock.sleep(pause if error.retry_after is None else error.retry_after)
+                pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _work(self) -> None:
+        while (record := self._queue.get()) is not None:
+            if self._error is None and not self._stopping.is_set():
+                try:
+                    self.deliver(record)
+                except BaseException as error:
+                    self._error = error
+            self._queue.task_done()
+        self._queue.task_done()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error

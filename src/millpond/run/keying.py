@@ -1,0 +1,128 @@
+"""Keys: which rows belong to which key, and which partition owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from millpond.codec import encode_key, encode_keys, partitions_of
+from millpond.pipeline.graph import Key
+from millpond.pipeline.stream import read_field
+from millpond.rows import Keys, Rows
+
+Failed = Callable[[int, Any, Exception], None]  # row, its object, what went wrong
+
+
+def keyed(op: Key, rows: Rows, failed: Failed) -> Rows:
+    """The rows with their keys; rows that have none are reported and left out."""
+    if len(rows) == 0:
+        return Rows([], [], times=rows.times and [], keys=Keys([], []))
+    keys = _quick(op, rows)
+    if keys is not None:
+        return Rows(rows.data, rows.order, form=rows.form, times=rows.times, keys=keys)
+    good: list[int] = []
+    encoded: list[bytes] = []
+    for i, row in enumerate(rows.objects()):
+        try:
+            encoded.append(encode_key(_key(op, row)))
+        except Exception as error:
+            failed(i, row, error)
+        else:
+            good.append(i)
+    rows = rows if len(good) == len(rows) else rows.pick(good)
+    return Rows(rows.data, rows.order, form=rows.form, times=rows.times, keys=_distinct(encoded))
+
+
+def _key(op: Key, row: Any) -> Any:
+    parts = [read_field(row, by) if isinstance(by, str) else by(row) for by in op.by]
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _quick(op: Key, rows: Rows) -> Keys | None:
+    """The keys of all rows at once, where fields alone make them and every row has them; else nothing."""
+    if not all(isinstance(by, str) for by in op.by):
+        return None
+    fields: list[str] = list(op.by)  # type: ignore[arg-type]
+    try:
+        if rows.form == "arrow":
+            return _of_columns(rows.data, fields)
+        if rows.form == "json":
+            values = _of_text(rows.data, fields)
+        elif len(fields) == 1:
+            name = fields[0]
+            values = [row[name] for row in rows.data]
+        else:
+            values = [tuple([row[name] for name in fields]) for row in rows.data]
+        kinds = set(map(type, values))
+        if kinds == {str} or kinds == {int}:
+            order = {value: i for i, value in enumerate(dict.fromkeys(values))}
+            return Keys(encode_keys(list(order)), list(map(order.__getitem__, values)), list(order))
+        return _distinct(encode_keys(values))
+    except Exception:
+        return None  # which row it was, and why, is found one by one
+
+
+def _of_columns(table: pa.Table, fields: list[str]) -> Keys | None:
+    if len(fields) > 1:
+        lists = [table.column(name).to_pylist() for name in fields]
+        return _distinct(encode_keys(list(zip(*lists, strict=True))))
+    column = table.column(fields[0])
+    if column.null_count:
+        return None
+    if column.num_chunks != 1:
+        column = column.combine_chunks()
+    else:
+        column = column.chunk(0)
+    if isinstance(column, pa.ChunkedArray):
+        return None
+    found = column.dictionary_encode()
+    values = found.dictionary.to_pylist()
+    return Keys(encode_keys(values), found.indices.to_numpy().tolist(), values)
+
+
+_readers: dict[tuple[str, ...], msgspec.json.Decoder[Any]] = {}
+
+
+def _of_text(lines: list[bytes], fields: list[str]) -> list[Any]:
+    """The fields of JSON objects, without making objects of the rest."""
+    reader = _readers.get(tuple(fields))
+    if reader is None:
+        names = [f"f{i}" for i in range(len(fields))]
+        shape = msgspec.defstruct(
+            "Fields",
+            [(name, Any) for name in names],
+            rename=dict(zip(names, fields, strict=True)),
+        )
+        reader = _readers[tuple(fields)] = msgspec.json.Decoder(shape)
+    text = b"\n".join(lines)
+    text.decode()  # what is skipped must be text too
+    found = reader.decode_lines(text)
+    if len(found) != len(lines):
+        raise ValueError("a line that is not one row")
+    if len(fields) == 1:
+        return [row.f0 for row in found]
+    return [msgspec.structs.astuple(row) for row in found]
+
+
+def _distinct(encoded: list[bytes]) -> Keys:
+    order = {key: i for i, key in enumerate(dict.fromkeys(encoded))}
+    return Keys(list(order), list(map(order.__getitem__, encoded)))
+
+
+def parted(rows: Rows, partitions: int) -> dict[int, Rows]:
+    """Keyed rows by the partition that owns their key, in their order."""
+    assert rows.keys is not None
+    if partitions == 1:
+        return {0: rows} if len(rows) else {}
+    owner = partitions_of(rows.keys.encoded, partitions)
+    if len(owner) == 0:
+        return {}
+    per_row = np.asarray(owner)[np.asarray(rows.keys.index, dtype=np.int64)]
+    found: dict[int, Rows] = {}
+    for partition in np.unique(per_row).tolist():
+        found[partition] = rows.pick(np.flatnonzero(per_row == partition).tolist())
+    return found

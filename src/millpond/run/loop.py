@@ -1,0 +1,74 @@
+"""The loop: batch after batch, until it is stopped, all is read, or something is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from millpond.clock import Clock
+from millpond.errors import Fenced, MillpondError, StepFailed, Unavailable
+from millpond.flow import Limit
+from millpond.run.commit import Driver
+from millpond.run.heartbeat import Heartbeat
+
+log = logging.getLogger("millpond")
+
+LONGEST_PAUSE = 60.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an app is to run."""
+
+    until: Literal["caught-up"] | None = None
+    every: float = 1.0
+    max_rows: int = 100_000
+    max_bytes: int = 256 << 20
+    restarts: int = 0
+
+
+def run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
+    """Run an app; a failed run is begun anew, `restarts` times, after a pause that grows."""
+    for attempt in range(settings.restarts + 1):
+        try:
+            return _run(make, settings, stop, clock)
+        except (StepFailed, Unavailable) as error:
+            if attempt == settings.restarts or stop.is_set():
+                raise
+            pause = min(2.0**attempt, LONGEST_PAUSE)
+            log.warning("restart %d of %d in %.0f s, after: %s", attempt + 1, settings.restarts, pause, error)
+            stop.wait(pause)
+
+
+def _run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
+    driver = make()
+    heart = Heartbeat(driver.storage, driver.program.app, driver.id, clock)
+    limit = Limit(settings.max_rows, settings.max_bytes)
+    try:
+        while not stop.is_set():
+            heart.beat(driver.last.number)
+            began = clock.now()
+            worked = driver.batch(limit)
+            if settings.until == "caught-up":
+                if not worked and driver.runtime.exhausted:
+                    break
+            elif sum(driver.last.rows.values()) * 2 < limit.rows or not worked:
+                stop.wait(max(0.0, began + settings.every - clock.now()))
+    except Fenced:
+        driver.courier.close()
+        raise
+    except MillpondError:
+        # What was committed is delivered, and said to be, even though the next batch failed.
+        with contextlib.suppress(MillpondError):
+            driver.release()
+            heart.stop()
+        raise
+    except BaseException:
+        driver.courier.close()
+        raise
+    driver.release()
+    heart.stop()

@@ -1,0 +1,70 @@
+"""What the commit protocol asks of whoever runs its tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from millpond.flow import Delivery
+from millpond.log.pointer import Pointer
+from millpond.pipeline.graph import Program
+from millpond.run.context import Context, Piece, Planned, Stage
+
+
+class JobLost(Exception):
+    """The tasks of a batch could not be brought to an end, through no fault of the program's."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One delivery to make: the output segments of one sink, batch and partition."""
+
+    sink: str
+    delivery: Delivery
+    segments: tuple[Pointer, ...]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A batch that a streaming DataFrame offers: its number, and the files that would offer it again."""
+
+    stream: str
+    batch: int
+    files: dict[str, Path] = field(default_factory=dict)
+    frame: Any = None
+
+
+class Runtime(Protocol):
+    """Runs tasks. It decides where, and nothing else."""
+
+    slots: int  # how many tasks run at the same time, about
+
+    def first_stage(
+        self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]
+    ) -> Stage:
+        """Run the reading tasks, those of each offer, and the first keyed task of every partition."""
+        ...
+
+    def next_stage(
+        self, program: Program, context: Context, stage: int, carried: list[dict[int, list[Piece]]]
+    ) -> Stage:
+        """Run a later keyed task of every partition over what was carried to it."""
+        ...
+
+    def deliver(self, program: Program, state_url: str, parcels: list[Parcel]) -> None:
+        """Give parcels to a sink whose place is not in the driver."""
+        ...
+
+    def offers(self, wait: float) -> list[Offer]:
+        """What streaming DataFrames offer just now, or within a time."""
+        ...
+
+    def accept(self, offer: Offer) -> None:
+        """The offered batch is committed: let the DataFrame go on."""
+        ...
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no streaming DataFrame will offer anything more of what is there now."""
+        ...

@@ -1,0 +1,302 @@
+"""The two kinds of task of a batch, as plain functions: one reads and keys rows, one meets them with state.
+
+They know nothing of who runs them: a loop in a test, or Spark on a cluster. Either may run twice,
+anywhere, at the same time; what it writes has a name that no other attempt can have.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from millpond.clock import SystemClock, elapsed, new_id
+from millpond.errors import MillpondError, StepFailed
+from millpond.flow import Chunk, JsonLines, Source
+from millpond.log import pointer, segment
+from millpond.log.ledger import Ledger
+from millpond.log.segment import Change, Origin
+from millpond.pipeline.graph import Keep, Program, Read
+from millpond.replica import Replica, home
+from millpond.replica.local import Applied, replicated
+from millpond.rows import unpack_rows
+from millpond.run.context import Context, Header, Incomplete, Made, Piece, Planned, Progress, Result, Segments
+from millpond.run.work import Work
+from millpond.steps.base import Turn
+from millpond.steps.failure import Stop
+from millpond.storage import Storage, open_storage
+
+MOST_BLOB_BYTES = 1 << 30  # Spark cannot move 2 GiB from one task to one partition
+
+Item = tuple[int, Any]  # a partition, and a Header or (task, number, exchange, blob)
+
+
+class TooMuch(MillpondError):
+    """One reading task made more than can be moved at once: the batch is planned again, smaller."""
+
+
+def read_task(
+    program: Program, context: Context, task: int, planned: list[Planned], storage: Storage | None = None
+) -> Iterator[Item]:
+    """Read splits, run what comes before `key_by`, and give every partition its blobs and a header."""
+    work = Work(program, context, 0)
+
+    def read() -> list[Progress]:
+        return [_read_split(work, program, item) for item in planned]
+
+    yield from _handed_over(work, task, read, storage)
+
+
+def read_rows_task(
+    program: Program, context: Context, task: int, stream: str, place: int, chunks: Iterable[Chunk]
+) -> Iterator[Item]:
+    """The same for rows that someone else reads, as a streaming DataFrame does."""
+    work = Work(program, context, 0)
+
+    def read() -> list[Progress]:
+        rows = _push(work, program, stream, place, chunks)
+        return [Progress(stream, "", None, rows[0])]
+
+    yield from _handed_over(work, task, read, None)
+
+
+def _handed_over(
+    work: Work, task: int, read: Callable[[], list[Progress]], storage: Storage | None
+) -> Iterator[Item]:
+    program, context = work.program, work.context
+    nonce, progress = new_id(), []
+    try:
+        progress = read()
+        made = _written(work, storage or open_storage(context.state_url), task % context.partitions, nonce, 1)
+    except Stop as stop:
+        made = Made(failure=_portable(stop.failure))
+    except MillpondError as error:
+        made = Made(failure=error)
+    for partition in range(context.partitions):
+        blobs: list[tuple[int, bytes]] = []
+        if made.failure is None:
+            for exchange, parts in work.blobs.items():
+                if program.stages[exchange] == 1:
+                    blobs.extend((exchange, blob) for blob in parts.get(partition, ()))
+        yield (
+            partition,
+            Header(task, nonce, len(blobs), made if partition == 0 else None, progress if partition == 0 else []),
+        )
+        for number, (exchange, blob) in enumerate(blobs):
+            yield partition, (task, nonce, number, exchange, blob)
+
+
+def _read_split(work: Work, program: Program, item: Planned) -> Progress:
+    node = program.reads[item.stream]
+    assert isinstance(node.op, Read)
+    source: Source = node.op.source
+    rows, size, position = _push(work, program, item.stream, item.place, source.read(item.split))
+    found = item.split.start if position is _NOWHERE else position
+    return Progress(item.stream, item.split.place, found, rows, size)
+
+
+_NOWHERE = object()
+
+
+def _push(
+    work: Work, program: Program, stream: str, place: int, chunks: Iterable[Chunk]
+) -> tuple[int, int, Any]:
+    node = program.reads[stream]
+    rows, size, position = 0, 0, _NOWHERE
+    for chunk in chunks:
+        work.read(node, chunk, (place << 32) + rows)
+        data = chunk.rows
+        if isinstance(data, JsonLines):
+            rows, size = rows + len(data.lines), size + sum(map(len, data.lines)) + len(data.lines)
+        else:
+            rows, size = rows + len(data), size + getattr(data, "nbytes", 0)
+        rows += len(chunk.bad)
+        position = chunk.position
+        if work.blob_bytes > MOST_BLOB_BYTES:
+            raise TooMuch(
+                f"stream {stream!r}: one task made {work.blob_bytes} bytes of rows, the most is {MOST_BLOB_BYTES}"
+            )
+    return rows, size, position
+
+
+def keyed_task(
+    program: Program,
+    context: Context,
+    stage: int,
+    partition: int,
+    items: list[Any],
+    carried: dict[int, list[Piece]],
+    *,
+    storage: Storage | None = None,
+    rebuild: bool = False,
+) -> Result:
+    """Catch the replica up, run the stage's steps over the rows, write segments, return pointers."""
+    began = elapsed()
+    headers = [item for item in items if isinstance(item, Header)]
+    blobs = sorted(item for item in items if not isinstance(item, Header))
+    result = Result(partition, nonces={h.task: h.nonce for h in headers}, host=socket.gethostname())
+    if partition == 0:
+        result.headers = sorted(headers, key=lambda header: header.task)
+    try:
+        _all_of_one_attempt(headers, blobs)
+        storage = storage or open_storage(context.state_url)
+        return _keyed(program, context, stage, result, headers, blobs, carried, storage, rebuild)
+    except Incomplete as error:
+        result.incomplete = str(error)
+    except Stop as stop:
+        result.made = Made(failure=_portable(stop.failure))
+    except MillpondError as error:
+        result.made = Made(failure=error)
+    finally:
+        result.seconds = elapsed() - began
+    return result
+
+
+def _keyed(
+    program: Program,
+    context: Context,
+    stage: int,
+    result: Result,
+    headers: list[Header],
+    blobs: list[Any],
+    carried: dict[int, list[Piece]],
+    storage: Storage,
+    rebuild: bool,
+) -> Result:
+    partition = result.partition
+    if any(h.made is not None and h.made.failure is not None for h in headers):
+        return result
+    arrived = [(exchange, blob) for _, _, _, exchange, blob in blobs]
+    for exchange, pieces in carried.items():
+        for piece in pieces:
+            blob = storage.get_range(piece.path, piece.start, piece.length)
+            if blob is None:
+                raise Incomplete(f"{piece.path} is gone")
+            arrived.append((exchange, blob))
+
+    def work_on(replica: Replica) -> Result:
+        return _with_state(program, context, stage, partition, arrived, replica, storage, result)
+
+    return replicated(
+        replica_folder(context, partition),
+        lambda position: missing(storage, context, partition, position),
+        work_on,
+        anew=rebuild,
+    )
+
+
+def _with_state(
+    program: Program,
+    context: Context,
+    stage: int,
+    partition: int,
+    arrived: list[tuple[int, bytes]],
+    replica: Replica,
+    storage: Storage,
+    result: Result,
+) -> Result:
+    work = Work(program, context, stage)
+    with replica.view() as view:
+        if view.position != context.base:
+            raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {context.base}")
+        work.begin(Turn(view, work.codec, work.failures, context.batch, context.now))
+        for exchange, blob in arrived:
+            work.leave(exchange, unpack_rows(blob, work.codec))
+        changed = _changes(program, work)
+    nonce = new_id()
+    segments: Segments = {}
+    for step, changes in changed.items():
+        origin = Origin(context.app, step, partition, context.batch)
+        path = context.paths.state(step, partition, context.attempt(nonce))
+        segments[step] = [pointer.write(storage, path, segment.pack_state(changes, origin), len(changes))]
+        _remember(path, changes)
+    made = _written(work, storage, partition, nonce, stage)
+    result.segments, result.made = segments, made
+    return result
+
+
+def _changes(program: Program, work: Work) -> dict[str, list[Change]]:
+    found = {}
+    for node, running in work.running.items():
+        op = program.nodes[node].op
+        assert isinstance(op, Keep)
+        try:
+            changes = running.changes()
+        except MillpondError as error:
+            failed = StepFailed(op.step.name, batch=work.context.batch, error=str(error))
+            raise Stop(failed) from error
+        if changes:
+            found[op.step.name] = changes
+    return found
+
+
+def _written(work: Work, storage: Storage, partition: int, nonce: str, stage: int) -> Made:
+    context, made = work.context, work.made()
+    for sink, data, rows in work.outputs(partition):
+        path = context.paths.output(sink, partition, context.attempt(nonce))
+        made.outputs[sink] = [pointer.write(storage, path, data, rows)]
+    path = context.paths.exchange(context.attempt(nonce))
+    data_carried, made.carried = work.carry(path, stage)
+    if data_carried:
+        storage.put(path, data_carried)
+    return made
+
+
+def _all_of_one_attempt(headers: list[Header], blobs: list[Any]) -> None:
+    expected = {(h.task, h.nonce, number) for h in headers for number in range(h.blobs)}
+    found = {(task, nonce, number) for task, nonce, number, _, _ in blobs}
+    if expected != found or len({h.task for h in headers}) != len(headers):
+        raise Incomplete("blobs of different attempts of a reading task")
+
+
+def _portable(failure: StepFailed) -> StepFailed:
+    """A failure that can be sent to the driver, whatever its row is made of."""
+    try:
+        pickle.loads(pickle.dumps(failure))
+    except Exception:
+        failure = StepFailed(
+            failure.step,
+            key=repr(failure.key),
+            row=repr(failure.row),
+            batch=failure.batch,
+            error=failure.error,
+            traceback=failure.traceback,
+        )
+    return failure
+
+
+# --- catching up ---
+
+_own: dict[str, list[Change]] = {}  # what this process wrote last: no need to read it back
+
+
+def _remember(path: str, changes: list[Change]) -> None:
+    while len(_own) >= 64:
+        _own.pop(next(iter(_own)))
+    _own[path] = changes
+
+
+def replica_folder(context: Context, partition: int) -> Path:
+    place = context.home or home.default_home()
+    return home.folder(place, context.app, context.incarnation, partition, context.partitions)
+
+
+def missing(storage: Storage, context: Context, partition: int, position: int) -> Iterator[Applied]:
+    """The changes of the records after a position and up to the one that the batch builds on."""
+    ledger = Ledger(storage, context.app, SystemClock())
+    for number in range(max(position + 1, context.born), context.base + 1):
+        known = context.recent.get(number)
+        if known is not None:
+            segments = known.get(partition, {})
+        else:
+            record = next(ledger.between(number - 1, number))
+            segments = {step: parts[partition] for step, parts in record.segments.items() if partition in parts}
+        yield number, {step: _read_changes(storage, pointers) for step, pointers in segments.items()}
+
+
+def _read_changes(storage: Storage, pointers: list[pointer.Pointer]) -> list[Change]:
+    if len(pointers) == 1 and pointers[0].path in _own:
+        return _own.pop(pointers[0].path)
+    return [change for p in pointers for change in segment.unpack_state(pointer.read(storage, p))]

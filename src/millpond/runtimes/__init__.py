@@ -1,0 +1,1 @@
+"""Who runs the tasks: a loop in this process, or Spark."""

@@ -1,0 +1,68 @@
+"""The runtime of tests: the same tasks, one after the other, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millpond.codec import Codec
+from millpond.pipeline.graph import Program
+from millpond.run.context import Context, Piece, Planned, Result, Stage
+from millpond.run.delivery import hand_over
+from millpond.run.runtime import Offer, Parcel
+from millpond.run.tasks import Item, keyed_task, read_task
+from millpond.storage import Storage
+
+
+class LocalRuntime:
+    """Runs every task where it is called. `between` is called after each keyed task, for tests to step in."""
+
+    slots = 1
+
+    def __init__(self, storage: Storage, between: Callable[[int], None] | None = None) -> None:
+        self._storage = storage
+        self._between = between or (lambda partition: None)
+
+    def first_stage(
+        self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]
+    ) -> Stage:
+        items: list[Item] = [
+            item for task, planned in enumerate(tasks) for item in read_task(program, context, task, planned, self._storage)
+        ]
+        mine: list[list[object]] = [[] for _ in range(context.partitions)]
+        for partition, item in items:
+            mine[partition].append(item)
+        results = [self._keyed(program, context, 1, p, mine[p], {}) for p in range(context.partitions)]
+        return Stage(results, len(tasks))
+
+    def next_stage(
+        self, program: Program, context: Context, stage: int, carried: list[dict[int, list[Piece]]]
+    ) -> Stage:
+        return Stage([self._keyed(program, context, stage, p, [], part) for p, part in enumerate(carried)], 0)
+
+    def _keyed(
+        self,
+        program: Program,
+        context: Context,
+        stage: int,
+        partition: int,
+        items: list[object],
+        carried: dict[int, list[Piece]],
+    ) -> Result:
+        result = keyed_task(program, context, stage, partition, items, carried, storage=self._storage)
+        self._between(partition)
+        return result
+
+    def deliver(self, program: Program, state_url: str, parcels: list[Parcel]) -> None:
+        codec = Codec(program.types)
+        for parcel in parcels:
+            hand_over(self._storage, codec, program.sinks[parcel.sink], parcel)
+
+    def offers(self, wait: float) -> list[Offer]:
+        return []
+
+    def accept(self, offer: Offer) -> None:
+        return None
+
+    @property
+    def exhausted(self) -> bool:
+        return True

@@ -1,0 +1,110 @@
+"""The exchange: Spark moves blobs from reading tasks to the partitions that own their keys.
+
+Spark never sees a row. It schedules the tasks, moves a few blobs for each, and brings back pointers. The
+anchor keeps every partition where its replica is: a cached RDD has preferred locations, and a union of
+RDDs with the same partitioner prefers where its parents are.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark import RDD, SparkContext, StorageLevel, TaskContext
+
+from millpond.run.context import Context, Piece, Planned, Result
+from millpond.run.tasks import keyed_task, read_task
+from millpond.runtimes.spark.shipping import Shipped
+
+LATE_ATTEMPT = 2  # a task that has died twice may have died of its replica
+
+
+def own(partition: int) -> int:
+    """Where a blob goes. One function of the module: Spark compares partitioners by it."""
+    return partition
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """One reading task per Spark partition."""
+
+    shipped: Shipped
+    context: Context
+
+    def __call__(self, index: int, groups: Iterable[list[Planned]]) -> Iterator[tuple[int, Any]]:
+        with quiet():
+            for group in groups:
+                yield from read_task(self.shipped.program(), self.context, index, group)
+
+
+@dataclass(frozen=True)
+class KeyedTask:
+    """One keyed task per Spark partition."""
+
+    shipped: Shipped
+    context: Context
+    stage: int
+    carried: list[dict[int, list[Piece]]]
+
+    def __call__(self, index: int, items: Iterable[tuple[int, Any]]) -> Iterator[Result]:
+        mine = [item for _, item in items if item is not None]
+        task = TaskContext.get()
+        rebuild = task is not None and task.attemptNumber() >= LATE_ATTEMPT
+        carried = self.carried[index] if self.carried else {}
+        with quiet():
+            yield keyed_task(
+                self.shipped.program(), self.context, self.stage, index, mine, carried, rebuild=rebuild
+            )
+
+
+class quiet:
+    """No garbage collection within a task: its objects live exactly as long as it does."""
+
+    def __enter__(self) -> None:
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        gc.enable()
+
+
+class Exchange:
+    """The anchor of an app's partitions, and the jobs that run over it."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._spark = context
+        self._anchor: RDD[tuple[int, Any]] | None = None
+        self._cores = 0
+        self._partitions = 0
+
+    def anchor(self, partitions: int) -> RDD[tuple[int, Any]]:
+        """One small element per partition, cached where the partition lives; laid anew when the cluster changes."""
+        cores = self._spark.defaultParallelism
+        if self._anchor is None or (cores, partitions) != (self._cores, self._partitions):
+            self.drop()
+            pairs = self._spark.parallelize([(p, None) for p in range(partitions)], partitions)
+            self._anchor = pairs.partitionBy(partitions, own).persist(StorageLevel.MEMORY_AND_DISK)
+            self._anchor.count()
+            self._cores, self._partitions = cores, partitions
+        return self._anchor
+
+    def run(self, task: KeyedTask, blobs: RDD[tuple[int, Any]] | None) -> list[Result]:
+        """Bring blobs to their partitions and run the keyed task of each."""
+        partitions = task.context.partitions
+        anchored = self.anchor(partitions)
+        moved = None
+        if blobs is not None:
+            moved = blobs.partitionBy(partitions, own)
+            anchored = anchored.union(moved)
+            assert anchored.getNumPartitions() == partitions, "the union must keep the partitions"
+        try:
+            return anchored.mapPartitionsWithIndex(task).collect()
+        finally:
+            if moved is not None:
+                moved.cleanShuffleDependencies(blocking=False)
+
+    def drop(self) -> None:
+        if self._anchor is not None:
+            self._anchor.unpersist()
+            self._anchor = None

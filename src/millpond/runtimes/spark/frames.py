@@ -1,0 +1,184 @@
+"""Streaming DataFrames as sources: Spark reads and keeps the offsets, the ledger keeps Spark's checkpoint.
+
+`foreachBatch` offers its batch and waits; the commit protocol is the master, takes what is offered when
+it wants to, and lets it return when the batch is committed. When it is called, Spark has written what
+offers the same batch again and not yet that it is done: those small files go with the commit, and put
+back on an empty machine they make Spark offer that very batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark import RDD, TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from millpond.codec import Codec
+from millpond.errors import Unavailable
+from millpond.flow import Chunk, Source
+from millpond.log import pointer, segment
+from millpond.log.record import Record
+from millpond.pipeline.graph import Program, Read
+from millpond.run.context import Context
+from millpond.run.runtime import Offer, Parcel
+from millpond.run.tasks import read_rows_task
+from millpond.runtimes.spark.shipping import Shipped
+from millpond.storage import Storage, open_storage
+
+PLACES = 1 << 16  # room for the partitions of one DataFrame among the places of a batch
+
+
+@dataclass(frozen=True)
+class FrameTask:
+    """Makes blobs of a DataFrame's rows, one reading task per partition of it."""
+
+    shipped: Shipped
+    context: Context
+    stream: str
+    first: int  # the number of its first reading task
+
+    def over(self, frame: DataFrame) -> RDD[tuple[int, Any]]:
+        made = frame.mapInArrow(self._blobs, "item binary")
+        return made.rdd.map(_unpickled)
+
+    def _blobs(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        index = self.first + (task.partitionId() if task is not None else 0)
+        chunks = (Chunk(pa.Table.from_batches([batch]), None) for batch in batches)
+        items = read_rows_task(self.shipped.program(), self.context, index, self.stream, PLACES + index, chunks)
+        for item in items:
+            yield pa.record_batch({"item": pa.array([pickle.dumps(item)], pa.binary())})
+
+
+def _unpickled(row: Any) -> tuple[int, Any]:
+    return pickle.loads(row.item)  # type: ignore[no-any-return]
+
+
+class _Offered:
+    """One streaming query: what it offers, and when it may go on."""
+
+    def __init__(self, stream: str, checkpoint: Path) -> None:
+        self.stream, self.checkpoint = stream, checkpoint
+        self.offer: Offer | None = None
+        self.there = threading.Event()
+        self.done = threading.Event()
+        self.stopping = False
+        self.query: Any = None
+
+    def take(self, frame: DataFrame, batch: int) -> None:
+        """Called by Spark: offer a batch, and wait until it is committed."""
+        self.done.clear()
+        self.offer = Offer(self.stream, batch, checkpoint_files(self.checkpoint, batch), frame)
+        self.there.set()
+        while not self.done.wait(0.2):
+            if self.stopping:
+                raise RuntimeError("the app has stopped; this batch is offered again")
+
+
+class Frames:
+    """The streaming DataFrames of an app."""
+
+    def __init__(self, program: Program, spark: SparkSession) -> None:
+        ops = [node.op for node in program.nodes if isinstance(node.op, Read)]
+        self._sources = {op.stream: op.source for op in ops if not isinstance(op.source, Source)}
+        self._spark = spark
+        self._queries: list[_Offered] = []
+        self._folder: str | None = None
+
+    def start(self, storage: Storage, last: Record, caught_up: bool) -> None:
+        """Start the queries from where the ledger says that they are."""
+        if not self._sources:
+            return
+        self._folder = tempfile.mkdtemp(prefix="millpond-spark-")
+        for number, (stream, frame) in enumerate(self._sources.items()):
+            checkpoint = Path(self._folder, str(number))
+            checkpoint.mkdir()
+            held = last.spark.get(stream)
+            for name, file in (held.files if held is not None else {}).items():
+                target = checkpoint / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(pointer.read(storage, file))
+            offered = _Offered(stream, checkpoint)
+            writer = frame.writeStream.foreachBatch(offered.take).option("checkpointLocation", str(checkpoint))
+            writer = writer.trigger(availableNow=True) if caught_up else writer.trigger(processingTime="100 milliseconds")
+            offered.query = writer.start()
+            self._queries.append(offered)
+
+    def offers(self, wait: float) -> list[Offer]:
+        """What is offered now, or within a time."""
+        for query in self._queries:
+            if wait and query.query.isActive:
+                query.there.wait(wait)
+            self._check(query)
+        return [q.offer for q in self._queries if q.there.is_set() and q.offer is not None]
+
+    def _check(self, query: _Offered) -> None:
+        if not query.query.isActive and not query.there.is_set():
+            error = query.query.exception()
+            if error is not None and not query.stopping:
+                raise Unavailable(f"stream {query.stream!r}: its streaming DataFrame failed: {error}")
+
+    def accept(self, offer: Offer) -> None:
+        for query in self._queries:
+            if query.stream == offer.stream and query.offer is not None and query.offer.batch == offer.batch:
+                query.there.clear()
+                query.offer = None
+                query.done.set()
+
+    @property
+    def exhausted(self) -> bool:
+        return all(not q.query.isActive and not q.there.is_set() for q in self._queries)
+
+    def stop(self) -> None:
+        for query in self._queries:
+            query.stopping = True
+            query.done.wait(0)
+            with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
+                query.query.stop()
+        self._queries = []
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+def checkpoint_files(checkpoint: Path, batch: int) -> dict[str, Path]:
+    """The files of a checkpoint that make Spark offer this batch again, and no others."""
+    names = ["metadata", f"offsets/{batch}", f"offsets/{batch - 1}", f"commits/{batch - 1}"]
+    found = {name: checkpoint / name for name in names if (checkpoint / name).is_file()}
+    for log in sorted(checkpoint.glob("sources/*")):
+        entries = [(_number(file), file) for file in log.iterdir() if _number(file) is not None]
+        compacted = [number for number, file in entries if file.suffix == ".compact"]
+        floor = max(compacted, default=-1)  # type: ignore[type-var]
+        for number, file in entries:
+            if number is not None and number >= (floor or 0):
+                found[str(file.relative_to(checkpoint))] = file
+    return found
+
+
+def _number(file: Path) -> int | None:
+    return int(file.stem) if file.stem.isdigit() and not file.name.startswith(".") else None
+
+
+def plain_lines(state_url: str, shipped: Shipped) -> Callable[[Parcel], list[str]]:
+    """Reads a parcel's rows as JSON that every tool reads, in a task."""
+
+    def read(parcel: Parcel) -> list[str]:
+        storage, codec = open_storage(state_url), Codec(shipped.program().types)
+        rows: list[Any] = []
+        for part in parcel.segments:
+            rows += codec.decode_many(segment.unpack_outputs(pointer.read(storage, part))[1])
+        return msgspec.json.Encoder().encode_lines(rows).decode().rstrip("\n").split("\n") if rows else []
+
+    return read

@@ -1,0 +1,66 @@
+"""The Spark session that an app runs on: the user's, or a local one of our making."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from millpond.errors import InvalidUse
+
+LOCAL = {
+    # Without retries a task that dies would take its job along: local[*] retries nothing.
+    "spark.master": "local[*,4]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.shuffle.reduceLocality.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.log.level": "ERROR",
+}
+
+
+def session(given: Any) -> SparkSession:
+    """The session to run on, checked; `PYSPARK_PYTHON` is this very Python unless the user has said other."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    found = given if given is not None else _local()
+    if not hasattr(found, "_jsparkSession"):
+        raise InvalidUse(
+            "run(spark): this is a Spark Connect session, which has no RDDs, and Millpond moves its rows "
+            "through them. Pass a classic SparkSession, for example SparkSession.builder.master('local[*,4]')."
+        )
+    if found.sparkContext.getConf().get("spark.speculation", "false") == "true":
+        raise InvalidUse(
+            "run(spark): spark.speculation is on, and two attempts at one delivery would fence each other. "
+            "Make the session with spark.speculation=false."
+        )
+    return found
+
+
+def _local() -> SparkSession:
+    builder: Any = SparkSession.builder.appName("millpond")
+    if SparkSession.getActiveSession() is None:
+        for name, value in LOCAL.items():
+            builder = builder.config(name, value)
+        builder = builder.config("spark.driver.memory", _memory())
+    try:
+        return builder.getOrCreate()  # type: ignore[no-any-return]
+    except (PySparkException, RuntimeError, FileNotFoundError) as error:
+        raise InvalidUse(
+            f"Spark could not be started: {error}. It needs a Java runtime, 17 or newer: install one "
+            "(Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME."
+        ) from error
+
+
+def _memory() -> str:
+    """A quarter of this machine, between one and four gigabytes: the rows themselves live in Python."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return "1g"
+    return f"{min(4, max(1, total // (4 << 30)))}g"

@@ -1,0 +1,85 @@
+"""Where outputs go. Each function makes a small object that takes deliveries.
+
+Anyone can write another: a class with what `millpond.flow.Sink` says, held to `millpond.testing.sink_suite`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+from millpond.flow import Delivery
+from millpond.sinks.console import ConsoleSink
+from millpond.sinks.files import FileSink, Format
+from millpond.sinks.function import FunctionSink
+from millpond.sinks.memory import MemorySink
+
+__all__ = ["console", "files", "function", "memory"]
+
+
+def console() -> ConsoleSink:
+    """Print every row on the driver's standard output, as `name: row`. A crash may print a row again.
+
+    >>> from millpond import sinks
+    >>> from millpond.flow import Delivery
+    >>> sinks.console().deliver([{"customer": "a", "total": 3}], Delivery("orders", "5e1f", "totals", 42, 0))
+    totals: {"customer": "a", "total": 3}
+    """
+    return ConsoleSink()
+
+
+def memory() -> MemorySink:
+    """Keep the rows in the driver: `.rows` in the order of delivery, each delivery once.
+
+    >>> from millpond import sinks
+    >>> from millpond.flow import Delivery
+    >>> sink = sinks.memory()
+    >>> sink.deliver([1, 2], Delivery("orders", "5e1f", "totals", 42, 0))
+    >>> sink.rows, [delivery.batch for delivery in sink.deliveries]
+    ([1, 2], [42])
+    """
+    return MemorySink()
+
+
+def files(path: str | os.PathLike[str], format: Format = "jsonl") -> FileSink:
+    """Write each delivery to a file of its own in the folder `path`, exactly once through any crash.
+
+    `"jsonl"` takes any row that JSON can say: datetimes are written as ISO-8601, Decimals and UUIDs as
+    strings, bytes as base64, sets and tuples as lists, nan and the infinities as null. `"parquet"` takes
+    dicts, dataclasses and Structs, and wants one type per field; a type that changes from delivery to
+    delivery makes files that differ. Files sort by batch and partition. The folder is made when the first
+    row comes, and every worker must see it under the same path.
+
+    >>> import pathlib, tempfile
+    >>> from millpond import sinks
+    >>> from millpond.flow import Delivery
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> sinks.files(folder).deliver([{"n": 1}, {"n": 2}], Delivery("orders", "5e1f", "totals", 42, 0))
+    >>> [file.name for file in folder.iterdir()]
+    ['00000000000000000042-00000-5e1f-totals.jsonl']
+    >>> print(next(folder.iterdir()).read_text(), end="")
+    {"n":1}
+    {"n":2}
+    """
+    return FileSink(path, format)
+
+
+def function(
+    f: Callable[[list[Any], Delivery], object], where: Literal["driver", "workers"] = "driver"
+) -> FunctionSink:
+    """Call `f(rows, delivery)` for each delivery, in the driver or in the workers.
+
+    A delivery may come again after a crash, with the same rows and the same `delivery.id`: a function that
+    writes somewhere should write the id with the rows, or overwrite by it. It raises `Unavailable` to be
+    called again later.
+
+    >>> from millpond import sinks
+    >>> from millpond.flow import Delivery
+    >>> seen = {}
+    >>> sink = sinks.function(lambda rows, delivery: seen.update({delivery.id: rows}))
+    >>> sink.deliver([{"n": 1}], Delivery("orders", "5e1f", "totals", 42, 0))
+    >>> seen
+    {'orders/5e1f/totals/42/0': [{'n': 1}]}
+    """
+    return FunctionSink(f, where)

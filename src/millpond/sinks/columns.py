@@ -1,0 +1,106 @@
+"""Rows as Arrow columns, one type per column, and nothing converted in silence."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from millpond.errors import InvalidUse
+
+_NUMBERS = {"int", "float"}
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+
+
+def table(rows: list[Any]) -> pa.Table:
+    """The rows, a column per field in the order of first appearance; a field that a row lacks is null.
+
+    Rows are dicts, dataclasses or Structs. UUIDs become strings, sets and tuples lists. Integers and floats
+    may share a column; any other mixture raises InvalidUse, because Arrow would cut a datetime down to
+    its date, or take bytes for text, without a word.
+
+    >>> table([{"a": 1}, {"a": 2.5, "b": "x"}]).to_pylist()
+    [{'a': 1.0, 'b': None}, {'a': 2.5, 'b': 'x'}]
+    """
+    records = [_record(row) for row in rows]
+    names = list(dict.fromkeys(name for record in records for name in record))
+    if not names:
+        raise InvalidUse("a Parquet file needs rows with fields, got rows without any. Use format='jsonl'.")
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidUse(
+                f"a Parquet column needs a string as its name, got {name!r}. Use format='jsonl'."
+            )
+    return pa.table({name: _column(name, [record.get(name) for record in records]) for name in names})
+
+
+def _record(row: Any) -> Mapping[Any, Any]:
+    if isinstance(row, Mapping):
+        return row
+    if isinstance(row, msgspec.Struct):
+        return msgspec.structs.asdict(row)
+    if dataclasses.is_dataclass(row) and not isinstance(row, type):
+        return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    raise InvalidUse(
+        f"a Parquet file needs rows with fields (dicts, dataclasses or Structs), got {type(row).__name__}: "
+        f"{repr(row)[:200]}. Map the rows to dicts, or use format='jsonl'."
+    )
+
+
+def _column(name: str, values: list[Any]) -> Any:
+    types = set(map(type, values))
+    if types & {datetime, uuid.UUID} or not types.isdisjoint(_CONTAINERS) or any(map(_is_record, types)):
+        values = [_plain(value) for value in values]
+    kinds: dict[str, str] = {}
+    if len(types - {type(None)}) > 1 or datetime in types or not types.isdisjoint(_CONTAINERS):
+        for value in values:
+            _check(name, value, kinds)
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
+        raise InvalidUse(
+            f"field {name!r} cannot be a Parquet column: {error}. "
+            "Convert it with map(), or use format='jsonl'."
+        ) from None
+
+
+def _is_record(kind: type) -> bool:
+    return dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(inner) for inner in value]
+    if _is_record(type(value)):
+        return {key: _plain(inner) for key, inner in _record(value).items()}
+    return value
+
+
+def _check(path: str, value: Any, kinds: dict[str, str]) -> None:
+    """Raise InvalidUse when another kind of value stands at this path already."""
+    if value is None:
+        return
+    kind = type(value).__name__
+    if isinstance(value, datetime):
+        kind = "naive datetime" if value.tzinfo is None else "aware datetime"
+    known = kinds.setdefault(path, kind)
+    if known != kind and {known, kind} != _NUMBERS:
+        raise InvalidUse(
+            f"field {path!r}: expected one type in a Parquet column, got {known} and {kind}. "
+            "Convert one of them with map(), or use format='jsonl'."
+        )
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check(f"{path}.{key}", inner, kinds)
+    elif isinstance(value, list):
+        for inner in value:
+            _check(f"{path}[]", inner, kinds)

@@ -1,0 +1,39 @@
+"""A Python function per delivery, as a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from millpond.errors import InvalidUse
+from millpond.flow import Delivery
+
+
+class FunctionSink:
+    """Made by `millpond.sinks.function`; what the function makes of a delivery is the user's.
+
+    >>> from millpond.flow import Delivery
+    >>> from millpond.sinks import function
+    >>> sink = function(lambda rows, delivery: print(delivery.id, rows))
+    >>> sink.deliver([{"n": 1}], Delivery("orders", "5e1f", "totals", 42, 3))
+    orders/5e1f/totals/42/3 [{'n': 1}]
+    """
+
+    def __init__(
+        self,
+        f: Callable[[list[Any], Delivery], object],
+        where: Literal["driver", "workers"] = "driver",
+    ) -> None:
+        if not callable(f):
+            raise InvalidUse(f"sinks.function(f): expected a function of rows and delivery, got {f!r}")
+        if where not in ("driver", "workers"):
+            raise InvalidUse(f"sinks.function(where=): expected 'driver' or 'workers', got {where!r}")
+        self._f = f
+        self.where: Literal["driver", "workers"] = where
+
+    def deliver(self, rows: list[Any], delivery: Delivery) -> None:
+        """Call the function; what it raises is raised."""
+        self._f(rows, delivery)
+
+    def __repr__(self) -> str:
+        return f"function({getattr(self._f, '__name__', self._f)!s}, where={self.where!r})"

@@ -1,0 +1,155 @@
+"""CSV: the first line names the fields, every value is a string, quoted values may hold newlines.
+
+Nothing guesses types; `type=` on the stream converts. A file is read by one task per batch, because
+only a reader that comes from the start of a record knows which newline ends one.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from typing import IO, Any
+
+from millpond.errors import InvalidUse
+from millpond.flow import BadRow, Chunk, Split
+from millpond.sources.lines import BLOCK, BOM, SMALL_BLOCK, blocks, compressed, newlines_before, opened
+from millpond.sources.ranges import CHUNK_BYTES, CHUNK_ROWS
+from millpond.sources.text import entry_at
+
+
+def read(split: Split) -> Iterator[Chunk]:
+    """The records that begin in the split as dicts; records that do not fit the header as bad rows.
+
+    Raises InvalidUse when a header names one field twice. A record that has not ended yet waits.
+    """
+    path, size, start = split.detail["path"], split.detail["size"], split.start
+    cap: int | None = split.detail.get("rows")
+    with opened(path, size) as file:
+        names, after_header = _header(file, path, size)
+        if names is None:
+            yield Chunk([], entry_at(start, path, size, at_end=True))
+            return
+        at = max(start, after_header)
+        file.seek(at)
+        records = _Records(file, at, size, path, SMALL_BLOCK if cap else BLOCK)
+        taken, ended = 0, False
+        while not ended and (cap is None or taken < cap):
+            rows: list[Any] = []
+            numbers: list[int] = []
+            bad: list[BadRow] = []
+            begin = records.offset
+            full = CHUNK_ROWS if cap is None else min(CHUNK_ROWS, cap - taken)
+            while len(rows) + len(bad) < full and records.offset - begin < CHUNK_BYTES:
+                if split.stop is not None and records.offset >= split.stop:
+                    ended = True
+                    break
+                line = records.line
+                fields = records.next()
+                if fields is None:
+                    ended = True
+                    break
+                if isinstance(fields, str):
+                    bad.append(BadRow(records.where(line), records.raw(), fields))
+                elif len(fields) == len(names):
+                    rows.append(dict(zip(names, fields, strict=True)))
+                    numbers.append(line)
+                elif fields:  # a blank line has no fields at all
+                    came = f"expected {len(names)} fields ({', '.join(names)}), got {len(fields)}"
+                    bad.append(BadRow(records.where(line), records.raw(), came))
+            taken += len(rows) + len(bad)
+            position = entry_at(records.offset, path, size, at_end=records.exhausted)
+            yield Chunk(rows, position, _Where(path, size, at, numbers), bad)
+
+
+def _header(file: IO[bytes], path: str, size: int) -> tuple[list[str] | None, int]:
+    """The names of the fields and the offset after them; None while the header is not complete."""
+    records = _Records(file, 0, size, path, SMALL_BLOCK)
+    while True:
+        fields = records.next()
+        if fields is None:
+            return None, 0
+        if isinstance(fields, str):
+            raise InvalidUse(
+                f"{path}, line 1: expected a CSV header that names the fields, got: {fields}. Mend the file."
+            )
+        if fields:
+            break
+    twice = sorted({name for name in fields if fields.count(name) > 1})
+    if twice:
+        raise InvalidUse(
+            f"{path}, line 1: expected each field once in the CSV header, got {twice[0]!r} twice. "
+            "Rename one of them."
+        )
+    return fields, records.offset
+
+
+class _Where:
+    """In words, where row i of a chunk stands; reads the file's beginning when asked."""
+
+    def __init__(self, path: str, size: int, start: int, numbers: list[int]) -> None:
+        self._path, self._size, self._start, self._numbers = path, size, start, numbers
+
+    def __call__(self, i: int) -> str:
+        number = newlines_before(self._path, self._size, self._start) + self._numbers[i] + 1
+        return f"{self._path}, line {number}"
+
+
+class _Records:
+    """Records one by one, with the offset after the last complete one.
+
+    csv.reader asks for a further line only while a record is open, so after each record the lines that
+    were handed out are exactly the lines of the records so far.
+    """
+
+    def __init__(self, file: IO[bytes], start: int, size: int, path: str, block: int) -> None:
+        self.start = self.offset = start  # the offset after the last complete record
+        self.line = 0  # lines before it, from the start
+        self.exhausted = False  # no complete record is left
+        self._path, self._size = path, size
+        self._before: int | None = None  # lines before the start, counted when somebody asks
+        self._garbled: str | None = None  # why a line of the record in hand is no text
+        self._blocks = blocks(file, start, None, None if compressed(path) else size, block)
+        self._held: list[bytes] = []  # the raw lines of the record in hand
+        self._reader = csv.reader(self._lines(), strict=True)
+
+    def next(self) -> list[str] | str | None:
+        """The fields of the next record, or what is wrong with it, or None when no complete one is left."""
+        self._held.clear()
+        self._garbled = problem = None
+        fields: list[str] = []
+        try:
+            fields = next(self._reader)
+        except StopIteration:
+            return None
+        except csv.Error as error:
+            problem = str(error)
+        if self.exhausted:
+            return None  # the record was still open when the complete lines ended
+        self.offset += sum(map(len, self._held)) + len(self._held)
+        self.line += len(self._held)
+        problem = self._garbled or problem
+        return fields if problem is None else problem
+
+    def raw(self) -> str:
+        """The record in hand as it stands in the file."""
+        return b"\n".join(self._held).decode(errors="backslashreplace")
+
+    def where(self, line: int) -> str:
+        """In words, where the record stands that has `line` lines before it in this reading."""
+        if self._before is None:
+            self._before = newlines_before(self._path, self._size, self.start)
+        return f"{self._path}, line {self._before + line + 1}"
+
+    def _lines(self) -> Iterator[str]:
+        first = self.start == 0
+        for body, _ in self._blocks:
+            for line in body.split(b"\n"):
+                self._held.append(line)
+                text = line.removeprefix(BOM) if first else line
+                first = False
+                try:
+                    yield text.decode() + "\n"
+                except UnicodeDecodeError as error:
+                    self._garbled = f"expected UTF-8, got {text[error.start : error.end]!r}"
+                    yield text.decode(errors="replace") + "\n"
+        self.exhausted = True

@@ -1,0 +1,110 @@
+"""Files in a folder that may keep growing, as a source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from millpond.errors import InvalidUse
+from millpond.flow import Chunk, Limit, Split
+from millpond.sources import csv, jsonl, parquet, text
+from millpond.sources.listing import File, Location
+from millpond.sources.parquet import Footer
+
+Format = Literal["jsonl", "csv", "parquet"]
+
+FORMATS: tuple[Format, ...] = get_args(Format)
+EXTENSIONS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
+READERS: dict[Format, Callable[[Split], Iterator[Chunk]]] = {
+    "jsonl": jsonl.read,
+    "csv": csv.read,
+    "parquet": parquet.read,
+}
+FIRST_GUESS = 100.0  # bytes per row, until a batch has been read
+
+
+class FileSource:
+    """Made by `millpond.sources.files`; the path's files in the order of their names.
+
+    Positions name files by their path below the folder, so the folder may be moved as a whole. Files may
+    be added and may grow; the bytes that are there must stay. Planning lists the folder, and for Parquet
+    reads footers; it opens no other file.
+
+    >>> from millpond.sources import files
+    >>> files("/data/orders/", format="jsonl")
+    files('/data/orders', format='jsonl')
+    """
+
+    def __init__(self, path: str | os.PathLike[str], format: Format | None = None) -> None:
+        self._location = Location.of(path)
+        if format is not None and format not in FORMATS:
+            raise InvalidUse(f"{self._location.path}: expected format= one of {FORMATS}, got {format!r}")
+        self._format = format
+        self._bytes_per_row = FIRST_GUESS
+        self._footers: dict[str, tuple[File, Footer]] = {}
+
+    def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
+        """What to read next; nothing when all complete rows of all files are read.
+
+        Raises InvalidUse when the path is missing, when the format is not plain from the names, or when a
+        file holds less than was read of it.
+        """
+        files = self._location.list()
+        if not files:
+            return []
+        format = self._format or format_of(files)
+        if format == "parquet":
+            return parquet.plan(files, position, limit, self._footer)
+        return text.plan(files, position, limit, self._bytes_per_row, format)
+
+    def read(self, split: Split) -> Iterator[Chunk]:
+        """The rows of the split. Raises InvalidUse when the file is gone, or shorter than the plan saw it."""
+        return READERS[split.detail["format"]](split)
+
+    def learned(self, rows: int, bytes: int) -> None:
+        """After a batch: what was read. The next plan takes its measure of a row from it."""
+        if rows > 0 and bytes > 0:
+            self._bytes_per_row = max(1.0, bytes / rows)
+
+    def _footer(self, file: File) -> Footer:
+        known = self._footers.get(file.place)
+        if known is None or known[0] != file:
+            known = self._footers[file.place] = (file, parquet.read_footer(file.path))
+        return known[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_footers": {}}  # what the driver knows is of no use to a task
+
+    def __repr__(self) -> str:
+        return f"files({self._location.path!r}, format={self._format!r})"
+
+
+def format_of(files: Sequence[File]) -> Format:
+    """The one format that the names of the files tell. Raises InvalidUse when they tell none, or several.
+
+    >>> format_of([File("a.jsonl", "/data/a.jsonl", 10), File("b.jsonl.gz", "/data/b.jsonl.gz", 10)])
+    'jsonl'
+    """
+    found: dict[Format, File] = {}
+    for file in files:
+        extension = os.path.splitext(file.place.removesuffix(".gz"))[1].lower()
+        if extension not in EXTENSIONS:
+            raise InvalidUse(
+                f"{file.path}: expected a name that tells its format ({', '.join(EXTENSIONS)}), got "
+                f"{os.path.basename(file.place)!r}. Say it, as in files(path, format='jsonl'), or give a "
+                "glob that leaves the file out."
+            )
+        found.setdefault(EXTENSIONS[extension], file)
+    if len(found) > 1:
+        one, other = sorted(found.values(), key=lambda file: file.place)[:2]
+        raise InvalidUse(
+            f"files: expected one format, got {one.path} and {other.path}. Give a glob such as "
+            f"'*{os.path.splitext(one.place)[1]}', or two streams."
+        )
+    return next(iter(found))

@@ -1,0 +1,226 @@
+"""Parquet: rows as Arrow tables, split by ranges of rows.
+
+A place's position is `{"rows": n}`, and `{"rows": n, "seen": size}` once the file is read to its end, so
+that the footers of finished files are not opened again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millpond.errors import Incompatible, InvalidUse
+from millpond.flow import Chunk, Limit, Split
+from millpond.sources.lines import shrank
+from millpond.sources.listing import File
+from millpond.sources.ranges import (
+    CHUNK_BYTES,
+    CHUNK_ROWS,
+    EXACT_BELOW,
+    LARGEST_SPLIT,
+    SMALLEST_SPLIT,
+    WANTED_SPLITS,
+    cut,
+)
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What planning needs of a file's metadata: rows and unpacked bytes of each row group."""
+
+    groups: tuple[tuple[int, int], ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(rows for rows, _ in self.groups)
+
+
+def read_footer(path: str) -> Footer:
+    """The file's metadata, and nothing else of it. Raises InvalidUse when it is no Parquet file."""
+    with _opened(path) as file:
+        groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
+        return Footer(tuple((group.num_rows, group.total_byte_size) for group in groups))
+
+
+def plan(
+    files: Sequence[File],
+    position: Mapping[str, Any],
+    limit: Limit,
+    footer: Callable[[File], Footer],
+    *,
+    smallest: int = SMALLEST_SPLIT,
+    largest: int = LARGEST_SPLIT,
+) -> list[Split]:
+    """The next splits of these files, in their order; at most `limit.rows` rows. Reads footers only.
+
+    Splits end at row groups where those are not too large, because a split that begins inside a group
+    has to decode the rows before it as well.
+    """
+    rows_left, bytes_left = max(1, limit.rows), max(1, limit.bytes)
+    taken: list[tuple[File, int, list[_Piece]]] = []
+    for file in files:
+        entry = position.get(file.place)
+        start = _rows_read(file, entry)
+        if start is None:
+            continue
+        known = footer(file)
+        if start > known.rows:
+            raise shrank(file.path, start, known.rows, "rows")
+        pieces: list[_Piece] = []
+        for piece in _groups(known, start):
+            fitting = max(1, int(bytes_left / max(piece.bytes_per_row, 1e-9))) if bytes_left > 0 else 0
+            count = min(piece.stop - piece.start, rows_left, fitting)
+            if count == 0:
+                break
+            pieces.append(_Piece(piece.start, piece.start + count, piece.bytes_per_row))
+            rows_left -= count
+            bytes_left -= int(count * piece.bytes_per_row)
+        if pieces or start == known.rows:
+            taken.append((file, known.rows, pieces or [_Piece(start, start, 0.0)]))
+        if rows_left <= 0 or bytes_left <= 0 or (pieces and limit.rows < EXACT_BELOW):
+            break
+    total = sum(piece.bytes for _, _, pieces in taken for piece in pieces)
+    target = min(max(total / WANTED_SPLITS, smallest), largest)
+    return [
+        Split(
+            file.place,
+            first,
+            last,
+            weight=max(1, int(weight)),
+            detail={"format": "parquet", "path": file.path, "size": file.size, "of": rows},
+        )
+        for file, rows, pieces in taken
+        for first, last, weight in _joined(pieces, target)
+    ]
+
+
+def read(split: Split) -> Iterator[Chunk]:
+    """The rows of the split as tables, read from the row groups that hold them and no others."""
+    path, start, stop = split.detail["path"], split.start, split.stop
+    with _opened(path) as file:
+        known = file.metadata.num_rows
+        if known < stop:
+            raise shrank(path, stop, known, "rows")
+        at = 0  # the first row of the group in hand
+        wanted: list[int] = []
+        skip = size = rows = 0
+        for i in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(i)
+            if at < stop and at + group.num_rows > start:
+                if not wanted:
+                    skip = start - at
+                wanted.append(i)
+                size, rows = size + group.total_byte_size, rows + group.num_rows
+            at += group.num_rows
+        done = start
+        schema = pa.schema([field.with_type(_plain(field.type)) for field in file.schema_arrow])
+        if wanted:
+            batch_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES * rows // max(size, 1)))
+            for batch in file.iter_batches(batch_rows, row_groups=wanted, use_threads=False):
+                if skip >= batch.num_rows:
+                    skip -= batch.num_rows
+                    continue
+                part = batch.slice(skip, min(batch.num_rows - skip, stop - done))
+                skip = 0
+                table = pa.Table.from_batches([part])
+                if table.schema != schema:
+                    table = table.cast(schema)
+                first, done = done, done + part.num_rows
+                yield Chunk(table, _entry(split, done), partial(_where, path, first))
+                if done == stop:
+                    return
+        if done == start:
+            yield Chunk(schema.empty_table(), _entry(split, done))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A run of rows inside one row group."""
+
+    start: int
+    stop: int
+    bytes_per_row: float
+
+    @property
+    def bytes(self) -> float:
+        return (self.stop - self.start) * self.bytes_per_row
+
+
+def _groups(footer: Footer, start: int) -> Iterator[_Piece]:
+    """What is unread of each row group."""
+    at = 0
+    for rows, size in footer.groups:
+        if rows and at + rows > start:
+            yield _Piece(max(at, start), at + rows, size / rows)
+        at += rows
+
+
+def _joined(pieces: list[_Piece], target: float) -> Iterator[tuple[int, int, float]]:
+    """The pieces as ranges of about `target` bytes: small row groups together, large ones cut."""
+    first, weight = pieces[0].start, 0.0
+    for piece in pieces:
+        if piece.bytes > 1.5 * target:
+            if piece.start > first:
+                yield first, piece.start, weight
+            rows = piece.stop - piece.start
+            count = min(rows, round(piece.bytes / target))
+            for begin, end in cut(piece.start, piece.stop, pieces=count, smallest=1, largest=rows):
+                yield begin, end, (end - begin) * piece.bytes_per_row
+            first, weight = piece.stop, 0.0
+            continue
+        weight += piece.bytes
+        if weight >= target:
+            yield first, piece.stop, weight
+            first, weight = piece.stop, 0.0
+    if pieces[-1].stop > first or pieces[-1].stop == pieces[0].start:
+        yield first, pieces[-1].stop, weight
+
+
+def _rows_read(file: File, entry: Any) -> int | None:
+    """How many rows are read, or None when the file is as it was when all of them were."""
+    if entry is None:
+        return 0
+    if not isinstance(entry, Mapping) or "rows" not in entry:
+        raise Incompatible(
+            f"{file.path}: expected a position of a Parquet file such as {{'rows': 42}}, got {entry!r}. "
+            "The stream was read in another format before: give it a new name, or the old format back."
+        )
+    return None if entry.get("seen") == file.size else int(entry["rows"])
+
+
+def _entry(split: Split, rows: int) -> dict[str, int]:
+    if rows == split.detail["of"]:
+        return {"rows": rows, "seen": split.detail["size"]}
+    return {"rows": rows}
+
+
+def _where(path: str, first: int, i: int) -> str:
+    return f"{path}, row {first + i + 1}"
+
+
+def _opened(path: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path, memory_map=False, pre_buffer=False)
+    except FileNotFoundError:
+        raise InvalidUse(f"{path}: expected a Parquet file, and it is gone. Put it back.") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidUse(
+            f"{path}: expected a Parquet file, got: {error} Remove it or say its format; a writer that is "
+            "not done yet should write under a name that begins with '.' and rename at the end."
+        ) from None
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type without dictionaries: these differ from file to file, and rows must not."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    return kind

@@ -1,0 +1,92 @@
+"""Numbered rows at a steady pace, as a source: for demos, load and trying things out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.errors import InvalidUse
+from millpond.flow import Chunk, Limit, Split
+from millpond.sources.ranges import CHUNK_ROWS, cut
+
+PLACE = "0"
+SMALLEST_SPLIT = 50_000  # rows
+LARGEST_SPLIT = 1_000_000
+SCHEMA = pa.schema([pa.field("timestamp", pa.timestamp("us", tz="UTC")), pa.field("value", pa.int64())])
+
+
+class RateSource:
+    """Made by `millpond.sources.rate`; row n is `{"timestamp": since + n / rate, "value": n}`.
+
+    The position is `{"n": rows given, "since": seconds, "first": row due at since, "rate": rows per second}`.
+    Time goes on while nobody runs: the rows that fell due meanwhile come after a restart, as fast as the
+    limit allows. Under a new rate the rows go on where the old rate had come to.
+
+    >>> from millpond.sources import rate
+    >>> rate(10)
+    rate(10)
+    """
+
+    def __init__(self, rows_per_second: float, start: datetime | float | None = None) -> None:
+        number = isinstance(rows_per_second, int | float) and not isinstance(rows_per_second, bool)
+        if not number or not math.isfinite(rows_per_second) or rows_per_second <= 0:
+            raise InvalidUse(f"rate(rows_per_second): expected a number above 0, got {rows_per_second!r}")
+        if isinstance(start, datetime):
+            if start.tzinfo is None:
+                raise InvalidUse(f"rate(start=): expected a datetime with a time zone, got {start!r}")
+            start = start.timestamp()
+        self._rate = rows_per_second
+        self._since = None if start is None else float(start)
+
+    def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
+        """The rows that are due at `now` and not given yet, at most `limit.rows`."""
+        if PLACE in position:
+            n, since, first, rate = (position[PLACE][name] for name in ("n", "since", "first", "rate"))
+            if rate != self._rate:
+                since, first = since + (n - first) / rate, n
+        else:
+            if self._since is None:
+                self._since = now  # the first plan finds nothing due, so no commit will remember it
+            n, since, first = 0, self._since, 0
+        stop = min(first + due(since, now, self._rate), n + max(1, limit.rows))
+        detail = {"since": since, "first": first, "rate": self._rate}
+        return [
+            Split(PLACE, begin, end, weight=16 * (end - begin), detail=detail)
+            for begin, end in cut(n, stop, smallest=SMALLEST_SPLIT, largest=LARGEST_SPLIT)
+        ]
+
+    def read(self, split: Split) -> Iterator[Chunk]:
+        """The rows of the split, made from their numbers alone."""
+        since, first, rate = (split.detail[name] for name in ("since", "first", "rate"))
+        for begin in range(split.start, split.stop, CHUNK_ROWS):
+            end = min(begin + CHUNK_ROWS, split.stop)
+            value = pa.array(range(begin, end), pa.int64())
+            micros = pc.floor(pc.divide(pc.multiply(pc.subtract(value, first), 1e6), float(rate)))
+            timestamp = pc.add(pc.cast(micros, pa.int64()), round(since * 1e6))
+            table = pa.table([timestamp.cast(SCHEMA.field(0).type), value], schema=SCHEMA)
+            yield Chunk(table, {"n": end, **split.detail}, partial(_where, begin))
+
+    def __repr__(self) -> str:
+        return f"rate({self._rate!r})"
+
+
+def due(since: float, now: float, rate: float) -> int:
+    """How many rows are due between two moments, to the microsecond.
+
+    >>> due(since=100.0, now=100.57, rate=100)
+    57
+    >>> due(since=100.0, now=99.0, rate=100)
+    0
+    """
+    # whole microseconds, since 0.57 * 100 is less than 57 in floating point
+    return max(0, int(round((now - since) * 1e6) * rate // 1_000_000))
+
+
+def _where(first: int, i: int) -> str:
+    return f"rate, row {first + i}"

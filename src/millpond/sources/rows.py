@@ -1,0 +1,70 @@
+"""Rows that the program holds in a list, as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from millpond.errors import InvalidUse
+from millpond.flow import Chunk, Limit, Split
+from millpond.sources.ranges import CHUNK_ROWS, EXACT_BELOW, cut
+
+PLACE = "0"
+SMALLEST_SPLIT = 10_000  # rows
+LARGEST_SPLIT = 100_000
+
+
+class RowSource:
+    """Made by `millpond.sources.rows`; the position counts the rows that were read.
+
+    A list is kept as it is, so rows appended to it later are read later; what was read must stay in it.
+    A split carries its rows to the task, whatever Python objects they are: its detail is not plain JSON,
+    unlike that of other sources. The source itself travels without its rows and can then only read.
+
+    >>> from millpond.sources import rows
+    >>> rows([{"n": 1}, {"n": 2}])
+    rows(<2 rows>)
+    """
+
+    def __init__(self, rows: Iterable[Any]) -> None:
+        if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+            raise InvalidUse(
+                f"rows(list): expected a list of rows, got {type(rows).__name__}. Put the row in a list."
+            )
+        self._rows: list[Any] | None = rows if isinstance(rows, list) else list(rows)
+
+    def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
+        """The next rows, at most `limit.rows`; nothing when all are read."""
+        if self._rows is None:
+            raise InvalidUse("rows(list): this copy came out of a pickle, and only the original can plan")
+        start = int(position.get(PLACE, 0))
+        if start > len(self._rows):
+            raise InvalidUse(
+                f"rows(list): expected the {start} rows that were read before, and the list holds "
+                f"{len(self._rows)}. Give the same rows again, new ones after them, or clear the state."
+            )
+        stop = min(len(self._rows), start + max(1, limit.rows))
+        smallest = SMALLEST_SPLIT if limit.rows >= EXACT_BELOW else limit.rows
+        return [
+            Split(PLACE, first, last, weight=last - first, detail={"rows": self._rows[first:last]})
+            for first, last in cut(start, stop, smallest=smallest, largest=LARGEST_SPLIT)
+        ]
+
+    def read(self, split: Split) -> Iterator[Chunk]:
+        """The rows that the split carries."""
+        carried = split.detail["rows"]
+        for i in range(0, len(carried), CHUNK_ROWS):
+            part = carried[i : i + CHUNK_ROWS]
+            first = split.start + i
+            yield Chunk(part, first + len(part), partial(_where, first))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_rows": None}
+
+    def __repr__(self) -> str:
+        return f"rows(<{len(self._rows)} rows>)" if self._rows is not None else "rows(<read only>)"
+
+
+def _where(first: int, i: int) -> str:
+    return f"rows(list), row {first + i + 1}"

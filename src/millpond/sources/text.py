@@ -1,0 +1,109 @@
+"""Planning for files of lines: which bytes of which files the next batch reads.
+
+A place's position is `{"offset": n}`: the bytes below n are read, and n is the start of a line. Where
+a file ends in the middle of a line it is `{"offset": n, "seen": size}`: there is no further complete
+line in a file of that size, so nothing is planned until it has another. For a gzip file the offset
+counts unpacked bytes, and `seen` says that it was read to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millpond.errors import Incompatible
+from millpond.flow import Limit, Split
+from millpond.sources.lines import compressed, shrank
+from millpond.sources.listing import File
+from millpond.sources.ranges import EXACT_BELOW, LARGEST_SPLIT, SMALLEST_SPLIT, cut, share
+
+GZIP_RATIO = 8  # what JSON lines unpack to, about; used only to guess
+
+
+def unread(file: File, entry: Any) -> int | None:
+    """The offset to go on at, or None when all complete lines of the file are read.
+
+    Raises InvalidUse when the file holds less than was read of it.
+    """
+    if entry is None:
+        return 0 if file.size else None
+    if not isinstance(entry, Mapping) or "offset" not in entry:
+        raise Incompatible(
+            f"{file.path}: expected a position of a file of lines such as {{'offset': 42}}, got {entry!r}. "
+            "The stream was read in another format before: give it a new name, or the old format back."
+        )
+    offset, seen = int(entry["offset"]), entry.get("seen")
+    floor = (seen or 0) if compressed(file.path) else offset
+    if file.size < floor:
+        raise shrank(file.path, floor, file.size)
+    if seen == file.size or (offset == file.size and not compressed(file.path)):
+        return None
+    return offset
+
+
+def entry_at(offset: int, path: str, size: int, *, at_end: bool) -> dict[str, int]:
+    """The position after reading up to `offset`; `at_end` when no complete line of the file is left."""
+    if at_end and (offset < size or compressed(path)):
+        return {"offset": offset, "seen": size}
+    return {"offset": offset}
+
+
+def plan(
+    files: Sequence[File],
+    position: Mapping[str, Any],
+    limit: Limit,
+    bytes_per_row: float,
+    format: str,
+    *,
+    smallest: int = SMALLEST_SPLIT,
+    largest: int = LARGEST_SPLIT,
+) -> list[Split]:
+    """The next splits of these files, in their order. Reads nothing.
+
+    JSON lines are cut into ranges for tasks to share; CSV and gzip files stay whole. A file is begun only
+    when the ones before it are planned to their ends, so that batches of any size read the rows in the
+    same order. A limit below EXACT_BELOW rows makes one split that counts rows.
+    """
+    exact = limit.rows < EXACT_BELOW
+    room = max(1, limit.bytes if exact else min(limit.bytes, int(limit.rows * bytes_per_row)))
+    taken: list[tuple[File, int, int | None]] = []
+    for file in files:
+        start = unread(file, position.get(file.place))
+        if start is None:
+            continue
+        if exact:
+            stop = start + room if compressed(file.path) else min(file.size, start + room)
+            weight = max(1, min(stop - start, int(limit.rows * bytes_per_row)))
+            return [_split(file, format, start, stop, start, weight, rows=limit.rows)]
+        if compressed(file.path):
+            guess = file.size * GZIP_RATIO
+            taken.append((file, start, None if guess <= room else start + room))
+            room -= guess
+        else:
+            taken.append((file, start, min(file.size, start + room)))
+            room -= file.size - start
+        if room <= 0:
+            break
+
+    total = sum(_weight(*piece) for piece in taken)
+    splits: list[Split] = []
+    for file, start, until in taken:
+        if until is None or format != "jsonl" or compressed(file.path):
+            splits.append(_split(file, format, start, until, start, _weight(file, start, until)))
+            continue
+        pieces = share(until - start, total)
+        for begin, end in cut(start, until, pieces=pieces, smallest=smallest, largest=largest):
+            splits.append(_split(file, format, begin, end, start, end - begin))
+    return splits
+
+
+def _weight(file: File, start: int, stop: int | None) -> int:
+    return file.size * GZIP_RATIO if stop is None else stop - start
+
+
+def _split(
+    file: File, format: str, start: int, stop: int | None, base: int, weight: int, **more: int
+) -> Split:
+    # base: a start of a line at or before every split that this plan makes of the file
+    detail = {"format": format, "path": file.path, "size": file.size, "base": base, **more}
+    return Split(file.place, start, stop, weight=weight, detail=detail)

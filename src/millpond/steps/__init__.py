@@ -1,0 +1,1 @@
+"""Steps: named operators that keep state, one per file."""

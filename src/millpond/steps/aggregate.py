@@ -1,0 +1,72 @@
+"""`aggregate`: running aggregates per key, with an output per row.
+
+    orders.key_by("customer").aggregate("spend", n=mp.count(), spent=mp.sum("amount"))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond.aggregations import Aggregation, result_of
+from millpond.log.segment import Change
+from millpond.rows import Rows
+from millpond.steps.base import Outputs, Step, Turn, each_row
+from millpond.steps.values import Packed, Values
+
+
+class Aggregate:
+    """One value per key: the accumulators by name, each beside the kind that it belongs to.
+
+    An aggregation that is new, or of another kind than the one that kept the accumulator, begins anew and
+    leaves the others alone.
+    """
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        self._step, self._turn = step, turn
+        self._aggregations: dict[str, Aggregation] = step.options["aggregations"]
+        self._names: tuple[str, ...] = step.options["key_names"]
+        self._values = Values(step.name, turn.view, turn.codec)
+
+    def run(self, rows: Rows) -> Rows:
+        keys = rows.keys
+        assert keys is not None
+        before = self._values.load(keys.encoded)
+        states = list(before)
+        found = Outputs(rows)
+
+        def once(i: int, k: int, row: Any) -> None:
+            old = states[k]
+            kept = self._turn.codec.decode(old.data) if old.__class__ is Packed else {}
+            output = key_fields(self._names, keys.objects[k])
+            time = None if rows.times is None else rows.times[i]
+            for name, a in self._aggregations.items():
+                kind, accumulator = kept.get(name, (None, None))
+                if kind != a.kind:
+                    accumulator = a.initial()
+                accumulator = a.update(accumulator, row, time)
+                kept[name] = [a.kind, accumulator]
+                output[name] = a.result(accumulator)
+            states[k] = self._values.pack(kept, old)
+            found.add(i, output)
+
+        each_row(self._step, self._turn, rows, once)
+        self._values.save(keys.encoded, before, states)
+        return found.rows()
+
+    def changes(self) -> list[Change]:
+        return self._values.changes()
+
+
+def key_fields(names: tuple[str, ...], key: Any) -> dict[str, Any]:
+    """A key as the fields of an output row."""
+    return dict(zip(names, key, strict=True)) if len(names) > 1 else {names[0]: key}
+
+
+def results(kept: dict[str, Any], aggregations: dict[str, Aggregation]) -> dict[str, Any]:
+    """What the accumulators of one key come to, with the program's aggregations or without them."""
+    return {
+        name: aggregations[name].result(acc)
+        if name in aggregations and aggregations[name].kind == kind
+        else result_of(kind, acc)
+        for name, (kind, acc) in kept.items()
+    }

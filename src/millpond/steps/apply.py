@@ -1,0 +1,83 @@
+"""`apply`, `flat_apply`, `update` and `stateful_filter`: a function of the row and a `State` handle.
+
+    def first_time(row, state):
+        if not state.exists("seen"):
+            state.set("seen", True)
+            return row
+
+    orders.key_by("customer").apply("newcomers", first_time)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from millpond.codec import copy_value
+from millpond.log.segment import Change
+from millpond.rows import Rows
+from millpond.steps.base import Outputs, Step, Turn, each_row
+from millpond.steps.state import State
+from millpond.steps.values import Cells
+
+Emit = Callable[[Any, Any], Iterable[Any]]  # what the function returned, and the row, to outputs
+
+
+def _one(result: Any, row: Any) -> Iterable[Any]:
+    return () if result is None else (result,)
+
+
+def _several(result: Any, row: Any) -> Iterable[Any]:
+    return () if result is None else list(result)
+
+
+def _changed(result: Any, row: Any) -> Iterable[Any]:
+    return (row,)
+
+
+def _kept(result: Any, row: Any) -> Iterable[Any]:
+    return (row,) if result else ()
+
+
+EMITS: dict[str, Emit] = {
+    "apply": _one,
+    "flat_apply": _several,
+    "update": _changed,
+    "stateful_filter": _kept,
+}
+
+
+class Apply:
+    """Named state per key. A row whose function raises has written nothing, and is as it was."""
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        self._step, self._turn = step, turn
+        self._f, self._emit = step.options["f"], EMITS[step.kind]
+        self._cells = Cells(step.name, turn.view, turn.codec)
+        self._state = State(self._cells)
+
+    def run(self, rows: Rows) -> Rows:
+        found, keys = Outputs(rows), rows.keys
+        assert keys is not None
+        cells, state, in_place = self._cells, self._state, self._step.kind == "update"
+        state.watermark = self._turn.watermark
+
+        def once(i: int, k: int, row: Any) -> None:
+            cells.turn_to(keys.encoded[k])
+            state.key = keys.objects[k]
+            state.time = None if rows.times is None else rows.times[i]
+            # If `update` fails half-way, the row as it was must still be there.
+            row = copy_value(row) if in_place else row
+            try:
+                outputs = self._emit(self._f(row, state), row)
+            except BaseException:
+                cells.undo()
+                raise
+            cells.keep()
+            found.add_all(i, outputs)
+
+        each_row(self._step, self._turn, rows, once)
+        return found.rows()
+
+    def changes(self) -> list[Change]:
+        return self._cells.changes()

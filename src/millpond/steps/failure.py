@@ -1,0 +1,118 @@
+"""What happens to a row whose function raised: stop, skip, retry, or the stream of dead letters."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from millpond.clock import Clock
+from millpond.errors import InvalidUse, StepFailed
+from millpond.timing import seconds
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Call the function again, `times` times with growing pauses; then do as `then` says."""
+
+    times: int
+    backoff: float
+    then: Literal["stop", "skip", "dead-letter"] = "stop"
+
+
+OnError = Literal["stop", "skip", "dead-letter"] | Retry
+
+
+def retry(
+    times: int, backoff: str | float = "100ms", then: Literal["stop", "skip", "dead-letter"] = "stop"
+) -> Retry:
+    """An `on_error=` that calls the function again before it gives the row up.
+
+    >>> import millpond as mp
+    >>> mp.retry(3, "50ms")
+    Retry(times=3, backoff=0.05, then='stop')
+    """
+    if times < 1:
+        raise InvalidUse(f"retry(times): expected 1 or more, got {times!r}")
+    return Retry(times, seconds(backoff, "retry(backoff)"), checked(then, "retry(then)"))  # type: ignore[arg-type]
+
+
+def checked(on_error: Any, where: str) -> OnError:
+    """The policy, if it is one."""
+    if isinstance(on_error, Retry) or on_error in ("stop", "skip", "dead-letter"):
+        return on_error  # type: ignore[no-any-return]
+    raise InvalidUse(
+        f'{where}: expected "stop", "skip", "dead-letter" or mp.retry(times, backoff), got {on_error!r}'
+    )
+
+
+class Stop(Exception):
+    """Ends a task: its batch is not committed, and the driver raises what is inside."""
+
+    def __init__(self, failure: StepFailed) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+@dataclass
+class Failures:
+    """Decides about failed rows within one task, counts those let go, and hands on the dead letters."""
+
+    batch: int
+    clock: Clock
+    bury: Callable[[dict[str, Any], int], None]  # a dead letter and the order of its row
+
+    def __post_init__(self) -> None:
+        self.skipped: dict[str, int] = {}
+
+    def row(
+        self,
+        policy: OnError,
+        step: str,
+        error: Exception,
+        *,
+        key: Any,
+        row: Any,
+        order: int,
+        again: Callable[[], None] | None = None,
+    ) -> None:
+        """A row has failed. `again` makes another attempt at it; without one there is none."""
+        if isinstance(policy, Retry):
+            if again is not None:
+                for attempt in range(policy.times):
+                    self.clock.sleep(policy.backoff * 2**attempt)
+                    try:
+                        return again()
+                    except Exception as next_error:
+                        error = next_error
+            policy = policy.then
+        message = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+        trace = "" if isinstance(error, (BadInput, InvalidUse)) else _user_traceback(error)
+        if policy == "stop":
+            raise Stop(
+                StepFailed(step, key=key, row=row, batch=self.batch, error=message, traceback=trace)
+            ) from error
+        self.skipped[step] = self.skipped.get(step, 0) + 1
+        if policy == "dead-letter":
+            letter = {
+                "row": row,
+                "key": key,
+                "step": step,
+                "error": message,
+                "traceback": trace,
+                "batch": self.batch,
+            }
+            self.bury(letter, order)
+
+
+class BadInput(Exception):
+    """Input that is no row, or a row that lacks what it must have; the message says it all."""
+
+
+def _user_traceback(error: Exception) -> str:
+    # The frames of this library say nothing to the user: their own begin below them.
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/millpond/" not in frame.filename.replace("\\", "/")]
+    lines = traceback.format_list(own or frames) + traceback.format_exception_only(error)
+    return "Traceback (most recent call last):\n" + "".join(lines).rstrip()

@@ -1,0 +1,243 @@
+"""The `State` handle: what a function of `apply` and its like sees of one key's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+from millpond.codec import Codec, decode_key, encode_key
+from millpond.errors import InvalidUse
+from millpond.steps.values import Cells, is_absent
+from millpond.timing import Time
+
+
+class State:
+    """One key's state, for the length of one call.
+
+    >>> import millpond as mp
+    >>> app = mp.App("visits")
+    >>> def visit(row, state):
+    ...     state.set("n", state.get("n", 0) + 1)
+    ...     state.list("pages").append(row["page"])
+    ...     return {"user": state.key, "n": state.get("n"), "pages": list(state.list("pages"))}
+    >>> stream = app.stream("visits", mp.sources.rows([{"user": "ann", "page": "/"}]))
+    >>> _ = stream.key_by("user").apply("seen", visit).to("out", mp.sinks.memory())
+    >>> with mp.testing.TestDriver(app) as driver:
+    ...     driver.send("visits", [{"user": "ann", "page": "/a"}, {"user": "ann", "page": "/b"}])
+    ...     driver.output("out")[-1]
+    {'user': 'ann', 'n': 2, 'pages': ['/a', '/b']}
+    """
+
+    __slots__ = ("_cells", "_kinds", "key", "time", "watermark")
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+        self._kinds: dict[str, str] = {}
+        self.key: Any = None
+        self.time: Time | None = None
+        self.watermark: Time | None = None
+
+    def _cell(self, kind: str, name: str) -> bytes:
+        if self._kinds.setdefault(name, kind) != kind:
+            words = {"v": "a value", "l": "a list", "m": "a map"}
+            raise InvalidUse(
+                f"state {name!r} is {words[self._kinds[name]]} and was used as {words[kind]}: "
+                "give each its own name"
+            )
+        return cell_of(kind, name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of that name, the caller's own: changing it changes nothing until `set`.
+
+        >>> def f(row, state): return state.get("total", 0)
+        """
+        found = self._cells.value(self._cell("v", name))
+        return default if is_absent(found) else found
+
+    def set(self, name: str, value: Any) -> None:
+        """Keep a value under that name.
+
+        >>> def f(row, state): state.set("last", row)
+        """
+        self._cells.write(self._cell("v", name), value)
+
+    def delete(self, name: str) -> None:
+        """Drop the value of that name; nothing happens if there is none.
+
+        >>> def f(row, state): state.delete("last")
+        """
+        self._cells.drop(self._cell("v", name))
+
+    def exists(self, name: str) -> bool:
+        """Whether a value of that name is kept.
+
+        >>> def f(row, state): return row if state.exists("last") else None
+        """
+        return not is_absent(self._cells.read(self._cell("v", name)))
+
+    def clear(self) -> None:
+        """Drop all of this key's state: values, lists and maps.
+
+        >>> def f(row, state): state.clear()
+        """
+        for cell in self._cells.scan():
+            self._cells.drop(cell)
+
+    def list(self, name: str) -> StateList:
+        """The list of that name, empty at first; appending writes one element, not the list.
+
+        >>> def f(row, state): state.list("recent").append(row["page"])
+        """
+        return StateList(self._cells, self._cell("l", name))
+
+    def map(self, name: str) -> StateMap:
+        """The mapping of that name, empty at first; setting a key writes that key, not the mapping.
+
+        >>> def f(row, state): state.map("per-page")[row["page"]] = 1
+        """
+        return StateMap(self._cells, self._cell("m", name))
+
+
+class StateList:
+    """A list in a key's state: `append extend popleft clear`, index, iteration, `len`.
+
+    >>> def f(row, state):
+    ...     recent = state.list("recent")
+    ...     recent.append(row)
+    ...     if len(recent) > 10:
+    ...         recent.popleft()
+    """
+
+    __slots__ = ("_cell", "_cells")
+
+    def __init__(self, cells: Cells, cell: bytes) -> None:
+        self._cells, self._cell = cells, cell
+
+    def _bounds(self) -> tuple[int, int]:
+        found = self._cells.value(self._cell)
+        return (0, 0) if is_absent(found) else (found[0], found[1])
+
+    def _bound(self, head: int, tail: int) -> None:
+        self._cells.write(self._cell, [head, tail])
+
+    def _at(self, index: int) -> bytes:
+        return self._cell + b":%016d" % index
+
+    def _place(self, index: int) -> bytes:
+        head, tail = self._bounds()
+        index = index + tail if index < 0 else index + head
+        if not head <= index < tail:
+            raise IndexError("list index out of range")
+        return self._at(index)
+
+    def append(self, value: Any) -> None:
+        """Add a value at the end."""
+        self.extend([value])
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Add values at the end."""
+        head, tail = self._bounds()
+        for value in values:
+            self._cells.write(self._at(tail), value)
+            tail += 1
+        self._bound(head, tail)
+
+    def popleft(self) -> Any:
+        """Take the first value out; IndexError if there is none."""
+        head, tail = self._bounds()
+        if head == tail:
+            raise IndexError("popleft from an empty list")
+        value = self._cells.value(self._at(head))
+        self._cells.drop(self._at(head))
+        self._bound(head + 1, tail)
+        return value
+
+    def clear(self) -> None:
+        """Take all values out."""
+        head, tail = self._bounds()
+        for index in range(head, tail):
+            self._cells.drop(self._at(index))
+        self._cells.drop(self._cell)
+
+    def __len__(self) -> int:
+        head, tail = self._bounds()
+        return tail - head
+
+    def __getitem__(self, index: int) -> Any:
+        return self._cells.value(self._place(index))
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self._cells.write(self._place(index), value)
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(*self._bounds()):
+            yield self._cells.value(self._at(index))
+
+    def __repr__(self) -> str:
+        return f"StateList({list(self)!r})"
+
+
+class StateMap(MutableMapping[Any, Any]):
+    """A mutable mapping in a key's state; its keys are whatever may be a key of a stream.
+
+    >>> def f(row, state):
+    ...     pages = state.map("pages")
+    ...     pages[row["page"]] = pages.get(row["page"], 0) + 1
+    """
+
+    __slots__ = ("_cell", "_cells")
+
+    def __init__(self, cells: Cells, cell: bytes) -> None:
+        self._cells, self._cell = cells, cell + b":"
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self._cells.value(self._cell + encode_key(key))
+        if is_absent(found):
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._cells.write(self._cell + encode_key(key), value)
+
+    def __delitem__(self, key: Any) -> None:
+        cell = self._cell + encode_key(key)
+        if is_absent(self._cells.read(cell)):
+            raise KeyError(key)
+        self._cells.drop(cell)
+
+    def __iter__(self) -> Iterator[Any]:
+        for cell in self._cells.scan(self._cell):
+            yield decode_key(cell[len(self._cell) :])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._cells.scan(self._cell))
+
+    def __repr__(self) -> str:
+        return f"StateMap({dict(self)!r})"
+
+
+def cell_of(kind: str, name: str) -> bytes:
+    """The cell that holds a name: its kind and the name, readable, without a colon of its own."""
+    return f"{kind}:{quote(name, safe=_READABLE)}".encode()
+
+
+_READABLE = " !#$&'()+,/;=?@[]^`{|}~"
+
+
+def assemble(cells: Iterable[tuple[bytes, bytes]], codec: Codec) -> dict[str, Any]:
+    """The dict of names that some cells of one key, in order, stand for."""
+    names: dict[str, Any] = {}
+    for cell, data in cells:
+        kind, _, rest = cell.decode().partition(":")
+        quoted, _, inner = rest.partition(":")
+        name = unquote(quoted)
+        if kind == "v":
+            names[name] = codec.decode(data)
+        elif kind == "l":
+            elements = names.setdefault(name, [])
+            if inner:
+                elements.append(codec.decode(data))
+        else:
+            names.setdefault(name, {})[decode_key(inner.encode())] = codec.decode(data)
+    return names

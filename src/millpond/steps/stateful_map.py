@@ -1,0 +1,110 @@
+"""`stateful_map`: state in, output and new state out.
+
+    def add_up(key, order, total):
+        total += order["amount"]
+        return {"customer": key, "total": total}, total
+
+    orders.key_by("customer").stateful_map("total", add_up, initial=0)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond.codec import IMMUTABLE, copy_value
+from millpond.log.segment import Change
+from millpond.rows import Rows
+from millpond.steps.base import Outputs, Step, Turn
+from millpond.steps.values import ABSENT, DROPPED, Packed, Values
+
+
+class StatefulMap:
+    """One value per key; `None` as the new state drops it, `None` as the output emits nothing."""
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        self._step, self._turn = step, turn
+        self._f, self._initial = step.options["f"], step.options["initial"]
+        self._values = Values(step.name, turn.view, turn.codec)
+
+    def run(self, rows: Rows) -> Rows:
+        keys = rows.keys
+        assert keys is not None
+        before = self._values.load(keys.encoded)
+        states = list(before)
+        outputs: list[Any] = []
+        came: list[int] = []
+        objects, names = rows.objects(), keys.objects
+        f, first, pack, decode = self._f, self._first, self._values.pack, self._turn.codec.decode
+        emit, cause = outputs.append, came.append
+
+        def once(i: int, k: int, row: Any) -> None:
+            old = states[k]
+            if old.__class__ is Packed:
+                state = decode(old.data)
+            elif old is ABSENT or old is DROPPED:
+                state = first()
+            else:
+                state = old
+            try:
+                output, new = f(names[k], row, state)
+            except (TypeError, ValueError) as error:
+                raise _clearer(error) from error
+            if new is None:
+                states[k] = ABSENT if old is ABSENT else DROPPED
+            else:
+                states[k] = pack(new, old)
+            if output is not None:
+                emit(output)
+                cause(i)
+
+        # The loop spells `once` out for the common case, a state that cannot be changed in place:
+        # the call would be a third of the work.
+        left = zip(range(len(objects)), keys.index, objects, strict=True)
+        while True:
+            try:
+                for i, k, row in left:
+                    old = states[k]
+                    if old.__class__ not in IMMUTABLE:
+                        once(i, k, row)
+                        continue
+                    output, new = f(names[k], row, old)
+                    if new.__class__ in IMMUTABLE and new is not None:
+                        states[k] = new
+                    else:
+                        states[k] = DROPPED if new is None else pack(new, old)
+                    if output is not None:
+                        emit(output)
+                        cause(i)
+                break
+            except Exception as error:
+                self._turn.failures.row(
+                    self._step.on_error,
+                    self._step.name,
+                    _clearer(error),
+                    key=names[k],
+                    row=objects[i],
+                    order=rows.order[i],
+                    again=lambda i=i, k=k: once(i, k, objects[i]),  # type: ignore[misc]
+                )
+        self._values.save(keys.encoded, before, states)
+        if len(came) == len(objects):  # one output per row, as most functions have it
+            return rows.with_data(outputs)
+        found = Outputs(rows)
+        for i, output in zip(came, outputs, strict=True):
+            found.add(i, output)
+        return found.rows()
+
+    def _first(self) -> Any:
+        return self._initial() if callable(self._initial) else copy_value(self._initial)
+
+    def changes(self) -> list[Change]:
+        return self._values.changes()
+
+
+def _clearer(error: Exception) -> Exception:
+    text = str(error)
+    if "unpack" in text:
+        return type(error)(f"{text}: the function of a stateful_map returns (output, state)")
+    return error
+
+

@@ -1,0 +1,165 @@
+"""A step's state within one batch: what was read of the replica, what the batch has changed, and the changes.
+
+A value is held as it is if nobody can change it in place, and else as its bytes: so whoever asks gets a
+value of their own, and a function that fails half-way has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from millpond.codec import IMMUTABLE, Codec
+from millpond.log.segment import Change
+from millpond.replica import View
+
+
+class Packed:
+    """A value that could be changed in place, as its bytes."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class _Absent:
+    """No value: nothing is there (ABSENT), or this batch has dropped what was (DROPPED)."""
+
+    __slots__ = ()
+
+
+ABSENT, DROPPED = _Absent(), _Absent()
+
+
+class Values:
+    """One value per key: what `stateful_map` and its like keep."""
+
+    def __init__(self, step: str, view: View, codec: Codec) -> None:
+        self._step, self._view, self._codec = step, view, codec
+        self._held: dict[bytes, Any] = {}
+        self._changed: dict[bytes, Any] = {}
+
+    def load(self, keys: Sequence[bytes]) -> list[Any]:
+        """The value of each key: an immutable one, `Packed`, ABSENT or DROPPED."""
+        held, get, step, decode = self._held, self._view.get, self._step, self._codec.decode
+        found = []
+        for key in keys:
+            value = held.get(key)
+            if value is None:
+                data = get(step, key)
+                if data is None:
+                    value = ABSENT
+                elif data[0] in b'{["':  # a container, or text that may be a long one: decoded when asked
+                    value = Packed(data)
+                else:
+                    value = decode(data)
+                    if value is None:
+                        value = Packed(data)
+                held[key] = value
+            found.append(value)
+        return found
+
+    def save(self, keys: Sequence[bytes], before: Sequence[Any], after: Sequence[Any]) -> None:
+        """Keep the values that are not those that were loaded."""
+        held, changed = self._held, self._changed
+        for key, old, new in zip(keys, before, after, strict=True):
+            if new is not old:
+                held[key] = changed[key] = new
+
+    def pack(self, value: Any, old: Any) -> Any:
+        """A value as it is held; the old one if nothing has changed."""
+        if value.__class__ in IMMUTABLE:
+            return value
+        data = self._codec.encode(value)
+        return old if old.__class__ is Packed and old.data == data else Packed(data)
+
+    def changes(self) -> list[Change]:
+        """What this batch has changed, sorted."""
+        encode = self._codec.encode
+        return [
+            Change(key, b"", None if value.__class__ is _Absent else _encoded(value, encode))
+            for key, value in sorted(self._changed.items())
+        ]
+
+
+class Cells:
+    """Named parts of state per key: what the `State` handle reads and writes.
+
+    Writes of one row are pending until `keep`; `undo` forgets them.
+    """
+
+    def __init__(self, step: str, view: View, codec: Codec) -> None:
+        self._step, self._view, self.codec = step, view, codec
+        self._held: dict[bytes, dict[bytes, Any]] = {}
+        self._changed: dict[bytes, set[bytes]] = {}
+        self._pending: dict[bytes, Any] = {}
+        self.key = b""
+
+    def turn_to(self, key: bytes) -> None:
+        """Reads and writes are about this key from now on."""
+        self.key = key
+
+    def read(self, cell: bytes) -> Any:
+        """An immutable value, `Packed`, ABSENT or DROPPED."""
+        if cell in self._pending:
+            return self._pending[cell]
+        held = self._held.setdefault(self.key, {})
+        found = held.get(cell)
+        if found is None:
+            data = self._view.get(self._step, self.key, cell)
+            found = held[cell] = ABSENT if data is None else Packed(data)
+        return found
+
+    def value(self, cell: bytes) -> Any:
+        """The value of a cell, the caller's own; ABSENT or DROPPED where there is none."""
+        found = self.read(cell)
+        return self.codec.decode(found.data) if found.__class__ is Packed else found
+
+    def write(self, cell: bytes, value: Any) -> None:
+        if value.__class__ in IMMUTABLE and value is not None:
+            self._pending[cell] = value
+        else:
+            self._pending[cell] = Packed(self.codec.encode(value))
+
+    def drop(self, cell: bytes) -> None:
+        if self.read(cell).__class__ is not _Absent:
+            self._pending[cell] = DROPPED
+
+    def scan(self, beginning: bytes = b"") -> Iterator[bytes]:
+        """The cells of the key that hold something and begin so, in order."""
+        live = {cell for _, cell, _ in self._view.scan(self._step, self.key, beginning)}
+        for layer in (self._held.get(self.key, {}), self._pending):
+            for cell, value in layer.items():
+                if cell.startswith(beginning):
+                    (live.discard if value.__class__ is _Absent else live.add)(cell)
+        return iter(sorted(live))
+
+    def keep(self) -> None:
+        """The row went well: its writes count."""
+        if self._pending:
+            self._held.setdefault(self.key, {}).update(self._pending)
+            self._changed.setdefault(self.key, set()).update(self._pending)
+            self._pending = {}
+
+    def undo(self) -> None:
+        """The row failed: it has written nothing."""
+        self._pending = {}
+
+    def changes(self) -> list[Change]:
+        """What this batch has changed, sorted."""
+        encode, held = self.codec.encode, self._held
+        return [
+            Change(key, cell, None if (value := held[key][cell]).__class__ is _Absent else _encoded(value, encode))
+            for key, cells in sorted(self._changed.items())
+            for cell in sorted(cells)
+        ]
+
+
+def is_absent(value: Any) -> bool:
+    return value.__class__ is _Absent
+
+
+def _encoded(value: Any, encode: Any) -> bytes:
+    data: bytes = value.data if value.__class__ is Packed else encode(value)
+    return data

@@ -1,0 +1,17 @@
+"""Where the log lives: whole files under paths, on disk, in memory or in an object store."""
+
+from millpond.storage.address import is_local, open_storage
+from millpond.storage.base import Item, Storage
+from millpond.storage.local import LocalStorage
+from millpond.storage.memory import MemoryStorage
+from millpond.storage.objects import ObjectStorage
+
+__all__ = [
+    "Item",
+    "LocalStorage",
+    "MemoryStorage",
+    "ObjectStorage",
+    "Storage",
+    "is_local",
+    "open_storage",
+]

@@ -1,0 +1,316 @@
+"""The TestDriver: an app's real steps and commit protocol, over rows in memory, in milliseconds."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from millpond.app import App
+from millpond.clock import ManualClock
+from millpond.errors import InvalidUse
+from millpond.flow import Chunk, Delivery, Limit, Sink, Split
+from millpond.pipeline.graph import Deliver, Program, Read
+from millpond.replica.local import close_below
+from millpond.run.commit import STEPS, Driver, StepName, When
+from millpond.runtimes.local import LocalRuntime
+from millpond.sinks.function import FunctionSink
+from millpond.storage import Storage, open_storage
+from millpond.timing import seconds
+from millpond.view import StateView
+
+WHENS: tuple[When, ...] = ("before", "during", "after")
+
+
+class Crashed(Exception):
+    """The batch died at the point that `crash` named; `restart` brings the app back.
+
+    >>> from millpond.testing import Crashed
+    >>> str(Crashed("commit", "before"))
+    'crashed before commit'
+    """
+
+    def __init__(self, at: str, when: str) -> None:
+        super().__init__(f"crashed {when} {at}")
+        self.at, self.when = at, when
+
+
+class _Sent:
+    """A source that outlives crashes, as a broker would: what was sent, one batch per call."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.ends: list[int] = []
+
+    def send(self, rows: Sequence[Any]) -> None:
+        self.rows.extend(rows)
+        self.ends.append(len(self.rows))
+
+    def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> list[Split]:
+        done = position.get("0", 0)
+        end = next((end for end in self.ends if end > done), done)
+        return [] if end == done else [Split("0", done, end)]
+
+    def read(self, split: Split) -> Iterator[Chunk]:
+        yield Chunk(self.rows[split.start : split.stop], split.stop)
+
+
+class _Taken:
+    """A sink that outlives crashes and holds each delivery once, as a transactional one would."""
+
+    where = "driver"
+
+    def __init__(self, real: Sink | None) -> None:
+        self.held: dict[str, list[Any]] = {}
+        self.real = real
+        self.only: int | None = None
+
+    def deliver(self, rows: list[Any], delivery: Delivery) -> None:
+        if self.only is not None:
+            half, self.only = rows[: self.only], None
+            self.held[delivery.id] = half
+            raise Crashed("deliver", "during")
+        if self.real is not None:
+            self.real.deliver(rows, delivery)
+        self.held[delivery.id] = rows
+
+    @property
+    def rows(self) -> list[Any]:
+        return [row for rows in self.held.values() for row in rows]
+
+
+class TestDriver:
+    """Runs an app's steps without Spark: `send` rows, look at outputs and state, crash it, restart it.
+
+    >>> import millpond as mp
+    >>> app = mp.App("sums")
+    >>> numbers = app.stream("numbers", mp.sources.rows([]))
+    >>> def add(key, n, total):
+    ...     return total + n, total + n
+    >>> sums = numbers.key_by(parity=lambda n: n % 2).stateful_map("sum", add, initial=0)
+    >>> out = sums.to("sums", mp.sinks.console())
+    >>> with mp.testing.TestDriver(app) as driver:
+    ...     driver.send("numbers", [1, 2, 3])
+    ...     driver.crash(at="commit", when="before")
+    ...     try:
+    ...         driver.send("numbers", [5])
+    ...     except mp.testing.Crashed as crash:
+    ...         print(crash)
+    ...     driver.restart(lose_replicas=True)
+    ...     driver.output("sums")
+    crashed before commit
+    [1, 2, 4, 9]
+    """
+
+    __test__ = False
+
+    def __init__(self, app: App, storage: Storage | str | None = None, *, partitions: int | None = None) -> None:
+        self._app = app
+        self._storage = (
+            storage if storage is not None and not isinstance(storage, str) else open_storage(storage or "memory://")
+        )
+        self._partitions = partitions
+        self._home = tempfile.mkdtemp(prefix="millpond-test-")
+        self.clock = ManualClock()
+        self._sources: dict[str, _Sent] = {}
+        self._sinks: dict[str, _Taken] = {}
+        self._crash: tuple[str, str] | None = None
+        self._dead = False
+        self._driver: Driver | None = None
+        self._begin()
+
+    def __enter__(self) -> TestDriver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove what the driver keeps on disk.
+
+        >>> import millpond as mp
+        >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([]))
+        >>> mp.testing.TestDriver(app).close()
+        """
+        self._stop()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    # --- what a test does ---
+
+    def send(self, stream: str | Mapping[str, Sequence[Any]], rows: Sequence[Any] | None = None) -> None:
+        """Feed rows to a stream, or to several at once, as one batch.
+
+        >>> import millpond as mp
+        >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([])).to("out", mp.sinks.console())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send({"n": [1, 2]})
+        ...     driver.output("out")
+        [1, 2]
+        """
+        self._alive()
+        feeds = {stream: rows or []} if isinstance(stream, str) else stream
+        for name, sent in feeds.items():
+            if name not in self._sources:
+                raise InvalidUse(f"send: the app has no stream {name!r}; it has: {', '.join(self._sources) or 'none'}")
+            self._sources[name].send(sent)
+        self._run()
+
+    def advance(self, time: str | float) -> None:
+        """Let processing time pass; what is due happens.
+
+        >>> import millpond as mp
+        >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([]))
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.advance("5m")
+        """
+        self._alive()
+        self.clock.advance(seconds(time, "advance"))
+        self._run()
+
+    def finish(self) -> None:
+        """The end of the input: what is open closes.
+
+        >>> import millpond as mp
+        >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([]))
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.finish()
+        """
+        self._alive()
+        self._run()
+
+    def output(self, sink: str) -> list[Any]:
+        """The rows that a sink holds, in the order of the rows that caused them.
+
+        >>> import millpond as mp
+        >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([])).to("out", mp.sinks.console())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.output("out")
+        []
+        """
+        if sink not in self._sinks:
+            raise InvalidUse(f"output: the app has no sink {sink!r}; it has: {', '.join(self._sinks) or 'none'}")
+        return self._sinks[sink].rows
+
+    def state(self, step: str) -> StateView:
+        """A step's state, as of the newest commit.
+
+        >>> import millpond as mp
+        >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([]))
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.state("none").get("x")
+        Traceback (most recent call last):
+        ...
+        millpond.errors.InvalidUse: app 'a' has no step 'none'; it has: none yet
+        """
+        program = self._app.program()
+        return StateView(
+            self._storage,
+            self._app.name,
+            step,
+            self.clock,
+            step=program.steps.get(step),
+            types=program.types,
+            home=self._home,
+        )
+
+    def crash(self, at: StepName = "commit", when: When = "before") -> None:
+        """Let the next batch die there: `send` raises `Crashed`, and `restart` brings the app back.
+
+        >>> import millpond as mp
+        >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([]))
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.crash(at="deliver", when="during")
+        """
+        if at not in STEPS or when not in WHENS:
+            raise InvalidUse(
+                f"crash: expected at= one of {', '.join(STEPS)} and when= one of {', '.join(WHENS)}, "
+                f"got at={at!r}, when={when!r}"
+            )
+        self._crash = (at, when)
+
+    def restart(self, app: App | None = None, *, lose_replicas: bool = False) -> None:
+        """A new process on the same storage, perhaps with a changed app; the batch that died is done again.
+
+        >>> import millpond as mp
+        >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([])).to("out", mp.sinks.console())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("n", [1])
+        ...     driver.restart(lose_replicas=True)
+        ...     driver.output("out")
+        [1]
+        """
+        self._app = app or self._app
+        self._stop()
+        if lose_replicas:
+            shutil.rmtree(self._home, ignore_errors=True)
+        self._begin()
+        self._run()
+
+    # --- how it is done ---
+
+    def _alive(self) -> None:
+        if self._dead:
+            raise InvalidUse("the app has crashed: call restart() before anything else")
+
+    def _stop(self) -> None:
+        self._driver = None
+        self._crash = None
+        close_below(self._home)
+
+    def _begin(self) -> None:
+        self._dead = False
+        program = self._replaced(self._app.program())
+        runtime = LocalRuntime(self._storage, lambda partition: self._point("compute", "during"))
+        self._driver = Driver(
+            program,
+            runtime,
+            self._storage,
+            self.clock,
+            partitions=self._partitions or self._app.partitions,
+            home=self._home,
+            hook=self._point,
+            threaded=False,
+        )
+
+    def _replaced(self, program: Program) -> Program:
+        """The program with its sources and sinks replaced, by their names, with ones that a test can see."""
+        nodes = []
+        for node in program.nodes:
+            op = node.op
+            if isinstance(op, Read):
+                op = replace(op, source=self._sources.setdefault(op.stream, _Sent()))
+            elif isinstance(op, Deliver):
+                real = op.sink if isinstance(op.sink, FunctionSink) else None
+                taken = self._sinks.setdefault(op.name, _Taken(real))
+                taken.real = real
+                op = replace(op, sink=taken)
+            nodes.append(replace(node, op=op))
+        return replace(program, nodes=tuple(nodes))
+
+    def _point(self, at: StepName, when: When) -> None:
+        if self._crash != (at, when):
+            return
+        self._crash = None
+        if (at, when) == ("deliver", "during"):
+            for taken in self._sinks.values():  # it takes a part, and then the lights go out
+                taken.only = 2
+            return
+        raise Crashed(at, when)
+
+    def _run(self) -> None:
+        assert self._driver is not None
+        armed = self._crash
+        try:
+            while self._driver.batch(Limit(1 << 40, 1 << 60)):
+                pass
+            for taken in self._sinks.values():
+                taken.only = None
+            if armed is not None and self._crash == armed and armed[1] == "during":
+                # Nothing of the batch was in the middle of that step: it dies at the end of it.
+                self._crash = None
+                raise Crashed(*armed)
+        except Crashed:
+            self._dead = True
+            raise

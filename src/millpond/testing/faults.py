@@ -1,0 +1,170 @@
+"""A storage that fails when a test tells it to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from threading import Lock
+from typing import Literal
+
+from millpond.errors import InvalidUse, Unavailable
+from millpond.storage import Item, Storage
+
+Fault = Literal["before", "after", "conflict", "full"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call that a `FaultyStorage` was asked for; a delete of several paths is a call for each.
+
+    >>> from millpond.testing.faults import Call
+    >>> Call("put", "orders/a").verb
+    'put'
+    """
+
+    verb: Literal["get", "get_range", "put", "put_new", "list", "delete"]
+    path: str
+
+
+@dataclass
+class _Plan:
+    match: str
+    how: Fault
+    puts_before: int
+
+
+class FaultyStorage:
+    """Any storage, with puts that fail on demand, files that get damaged, and a record of the calls.
+
+    It has the url of the storage inside, so whoever opens that url meets no faults.
+
+    >>> from millpond.storage import open_storage
+    >>> from millpond.testing.faults import FaultyStorage
+    >>> storage = FaultyStorage(open_storage("memory://"))
+    >>> storage.fail_put("*/ledger/*", how="after")
+    >>> storage.put_new("orders/ledger/1", b"one")
+    Traceback (most recent call last):
+    ...
+    millpond.errors.Unavailable: orders/ledger/1: the reply was lost, as the test asked for
+    >>> storage.put_new("orders/ledger/1", b"one")
+    False
+    >>> [call.verb for call in storage.calls]
+    ['put_new', 'put_new']
+    """
+
+    def __init__(self, inner: Storage) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self.calls: list[Call] = []
+        self._plans: list[_Plan] = []
+        self._lock = Lock()
+
+    def fail_put(self, match: str = "*", *, nth: int = 1, how: Fault = "before") -> None:
+        """Let the nth `put` or `put_new` from now on, of the paths that match, fail once.
+
+        `match` is a shell pattern whose `*` also takes "/". `how` is one of
+
+        - "before": nothing is written, and `Unavailable` is raised;
+        - "after": the file is written, the reply is lost, and `Unavailable` is raised;
+        - "conflict": the file is written, and `put_new` says False although it was our own put that
+          did it (a plain `put` has no such answer, and does as "after");
+        - "full": nothing is written, and `Unavailable` says that the disk is full.
+
+        Several may wait at once. Each counts every put that matches it; where two are due, the older acts.
+
+        >>> from millpond.storage import open_storage
+        >>> from millpond.testing.faults import FaultyStorage
+        >>> storage = FaultyStorage(open_storage("memory://"))
+        >>> storage.fail_put(nth=2, how="conflict")
+        >>> storage.put_new("a", b"1"), storage.put_new("b", b"2"), storage.get("b")
+        (True, False, b'2')
+        """
+        if nth < 1:
+            raise InvalidUse(f"fail_put(nth): expected 1 for the next put, or more, got {nth}")
+        self._plans.append(_Plan(match, how, nth - 1))
+
+    def damage(
+        self, path: str, how: Literal["flip", "truncate", "empty"] = "flip", *, at: int | None = None
+    ) -> None:
+        """Damage a stored file: "flip" one byte, "truncate" it, or "empty" it, as a power loss may.
+
+        `at` is the byte that changes, or the first that goes; without it, the one in the middle.
+
+        >>> from millpond.storage import open_storage
+        >>> from millpond.testing.faults import FaultyStorage
+        >>> storage = FaultyStorage(open_storage("memory://"))
+        >>> storage.put("a", b"abcd")
+        >>> storage.damage("a", at=1)
+        >>> storage.get("a")
+        b'a\\x9dcd'
+        """
+        data = self.inner.get(path)
+        if not data:
+            raise InvalidUse(f"damage({path!r}): expected a file with something in it, got {data!r}")
+        place = len(data) // 2 if at is None else at
+        if not 0 <= place < len(data):
+            raise InvalidUse(f"damage({path!r}): expected at to be from 0 to {len(data) - 1}, got {at}")
+        if how == "flip":
+            changed = data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
+        else:
+            changed = data[:place] if how == "truncate" else b""
+        self.inner.put(path, changed)
+
+    def get(self, path: str) -> bytes | None:
+        self.calls.append(Call("get", path))
+        return self.inner.get(path)
+
+    def get_range(self, path: str, start: int, length: int) -> bytes | None:
+        self.calls.append(Call("get_range", path))
+        return self.inner.get_range(path, start, length)
+
+    def put(self, path: str, data: bytes | memoryview) -> None:
+        self.calls.append(Call("put", path))
+        how = self._due(path)
+        _raise_before(path, how)
+        self.inner.put(path, data)
+        if how is not None:
+            raise _lost(path)
+
+    def put_new(self, path: str, data: bytes | memoryview) -> bool:
+        self.calls.append(Call("put_new", path))
+        how = self._due(path)
+        _raise_before(path, how)
+        created = self.inner.put_new(path, data)
+        if how == "after":
+            raise _lost(path)
+        return created and how != "conflict"
+
+    def list(self, prefix: str, after: str | None = None) -> Iterator[Item]:
+        self.calls.append(Call("list", prefix))
+        return self.inner.list(prefix, after)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        gone = paths if isinstance(paths, str) else [*paths]
+        self.calls.extend(Call("delete", path) for path in gone)
+        self.inner.delete(gone)
+
+    def _due(self, path: str) -> Fault | None:
+        """What this put has to suffer, counted off every plan that waits for such a path."""
+        due: _Plan | None = None
+        with self._lock:
+            for plan in [plan for plan in self._plans if fnmatchcase(path, plan.match)]:
+                if plan.puts_before > 0:
+                    plan.puts_before -= 1
+                elif due is None:
+                    due = plan
+            if due is not None:
+                self._plans.remove(due)
+        return due.how if due else None
+
+
+def _raise_before(path: str, how: Fault | None) -> None:
+    if how == "before":
+        raise Unavailable(f"{path}: no answer, as the test asked for; nothing was written")
+    if how == "full":
+        raise Unavailable(f"{path}: the disk is full, as the test asked for; nothing was written")
+
+
+def _lost(path: str) -> Unavailable:
+    return Unavailable(f"{path}: the reply was lost, as the test asked for")

@@ -1,0 +1,139 @@
+"""What every sink has to do, as tests: run them against your own.
+
+# test_my_sink.py
+import pytest
+from millpond.testing.sink_suite import SinkSuite
+
+class TestMySink(SinkSuite):
+    @pytest.fixture
+    def make_sink(self, tmp_path):
+        return lambda: MySink(tmp_path / "out")
+
+    @pytest.fixture
+    def held(self, tmp_path):
+        return lambda sink: read_back(tmp_path / "out")
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+
+from millpond.flow import Delivery, Sink
+
+Rows = list[Any]
+
+FIRST = Delivery("orders", "5e1f", "totals", 42, 0)
+
+
+class SinkSuite:
+    """The promises of `millpond.flow.Sink`, a test each. Subclass it and give it `make_sink` and `held`.
+
+    >>> from millpond.testing.sink_suite import SinkSuite
+    >>> class TestConsole(SinkSuite):
+    ...     counts_once = False
+    """
+
+    counts_once: ClassVar[bool] = True
+    """Whether a delivery that is repeated counts once: False for a sink that says it cannot see to that."""
+
+    @pytest.fixture
+    def make_sink(self) -> Callable[[], Sink]:
+        """Override: a function that makes the sink, anew at each call, always for the same target."""
+        raise NotImplementedError("override the fixture make_sink")
+
+    @pytest.fixture
+    def held(self) -> Callable[[Sink], Rows]:
+        """Override: a function that says which rows a reader finds in the sink, by batch and partition."""
+        raise NotImplementedError("override the fixture held")
+
+    def some_rows(self, first: int, count: int) -> Rows:
+        """Override where the sink cannot hold such rows: `count` rows from number `first` on."""
+        return [{"id": str(i), "text": f"row {i}"} for i in range(first, first + count)]
+
+    def test_it_is_a_sink(self, make_sink: Callable[[], Sink]) -> None:
+        sink = make_sink()
+        assert isinstance(sink, Sink)
+        assert sink.where in ("driver", "workers")
+
+    def test_rows_arrive_in_their_order(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+    ) -> None:
+        sink, rows = make_sink(), self.some_rows(0, 20)
+        sink.deliver(rows, FIRST)
+        assert held(sink) == rows
+
+    def test_batches_arrive_in_their_order(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+    ) -> None:
+        sink = make_sink()
+        for i in range(8, 12):  # one digit, then two: names that sort as text would turn them round
+            sink.deliver(self.some_rows(i * 3, 3), replace(FIRST, batch=i))
+        assert held(sink) == self.some_rows(24, 12)
+
+    def test_a_delivery_that_is_repeated_counts_once(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+    ) -> None:
+        sink, rows = make_sink(), self.some_rows(0, 3)
+        sink.deliver(rows, FIRST)
+        sink.deliver(self.some_rows(3, 2), replace(FIRST, batch=43))
+        sink.deliver(rows, FIRST)
+        sink.deliver(rows, replace(FIRST))  # the same id, another object
+        assert len(held(sink)) == 5 if self.counts_once else len(held(sink)) >= 5
+
+    def test_a_delivery_that_a_new_process_repeats_counts_once(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+    ) -> None:
+        rows = self.some_rows(0, 3)
+        make_sink().deliver(rows, FIRST)
+        sink = make_sink()
+        sink.deliver(rows, FIRST)
+        assert held(sink) == rows if self.counts_once else held(sink)[:3] == rows
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            replace(FIRST, batch=43),
+            replace(FIRST, partition=1),
+            replace(FIRST, sink="sums"),
+            replace(FIRST, incarnation="77aa"),
+        ],
+        ids=["batch", "partition", "sink", "incarnation"],
+    )
+    def test_deliveries_that_differ_in_one_thing_are_two(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows], other: Delivery
+    ) -> None:
+        sink, rows = make_sink(), self.some_rows(0, 3)
+        sink.deliver(rows, FIRST)
+        sink.deliver(rows, other)
+        assert held(sink) == rows + rows
+
+    def test_an_empty_delivery_leaves_no_row(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+    ) -> None:
+        sink = make_sink()
+        sink.deliver([], FIRST)
+        assert held(sink) == []
+        sink.deliver(self.some_rows(0, 3), replace(FIRST, batch=43))
+        assert held(sink) == self.some_rows(0, 3)
+
+    def test_the_rows_stay_as_they_are(self, make_sink: Callable[[], Sink]) -> None:
+        rows = self.some_rows(0, 3)
+        before = copy.deepcopy(rows)
+        make_sink().deliver(rows, FIRST)
+        assert rows == before
+
+    def test_it_survives_the_way_to_a_worker(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+    ) -> None:
+        sink, rows = make_sink(), self.some_rows(0, 3)
+        there = pickle.loads(pickle.dumps(sink))
+        assert there.where == sink.where
+        if sink.where == "workers":
+            there.deliver(rows, FIRST)
+            assert held(sink) == rows

@@ -1,0 +1,246 @@
+"""State from outside: a step's state at the newest commit or an earlier one, and its history."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from millpond.clock import Clock, as_datetime
+from millpond.codec import Codec, decode_key, encode_key, partition_of
+from millpond.errors import InvalidUse
+from millpond.log import pointer, segment
+from millpond.log.ledger import Ledger
+from millpond.log.record import Record
+from millpond.replica import Replica, View, home
+from millpond.replica.local import replicated
+from millpond.run.context import Context
+from millpond.run.tasks import missing, replica_folder
+from millpond.steps.aggregate import results
+from millpond.steps.base import Step
+from millpond.steps.state import assemble
+from millpond.storage import Storage
+
+Cells = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One entry of a key's history: the batch, its time, and the value then; a deletion has none."""
+
+    batch: int
+    time: datetime
+    value: Any
+    deleted: bool = False
+
+
+class StateView:
+    """A step's state, read from the log: always committed, never half a batch.
+
+    >>> import millpond as mp
+    >>> app = mp.App("orders")
+    >>> orders = app.stream("orders", mp.sources.rows([]))
+    >>> totals = orders.key_by("who").stateful_map("total", lambda k, r, n: (None, n + r["n"]), initial=0)
+    >>> with mp.testing.TestDriver(app) as driver:
+    ...     driver.send("orders", [{"who": "ann", "n": 1}])
+    ...     driver.send("orders", [{"who": "ann", "n": 2}, {"who": "bob", "n": 5}])
+    ...     state = driver.state("total")
+    ...     state.get("ann"), state.get("eve", 0), sorted(state.items())
+    ...     [moment.value for moment in state.history("ann")]
+    (3, 0, [('ann', 3), ('bob', 5)])
+    [1, 3]
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        app: str,
+        name: str,
+        clock: Clock,
+        *,
+        step: Step | None = None,
+        types: tuple[type, ...] = (),
+        home: str | None = None,
+        batch: int | None = None,
+    ) -> None:
+        self._storage, self._app, self._name, self._clock = storage, app, name, clock
+        self._step, self._types, self._batch = step, types, batch
+        self._ledger = Ledger(storage, app, clock)
+        self._codec = Codec(types, unknown="plain")
+        # An earlier moment is a replica of its own, which lives as long as this view.
+        self._own_home = None if batch is None else tempfile.TemporaryDirectory(prefix="millpond-at-")
+        self._home = home if self._own_home is None else self._own_home.name
+
+    def _record(self) -> Record | None:
+        if self._batch is None:
+            return self._ledger.newest()
+        record = self._ledger.read(self._batch)
+        if record is None:
+            raise InvalidUse(f"app {self._app!r}: there is no batch {self._batch}")
+        return record
+
+    def _kind(self, record: Record) -> str:
+        if self._step is not None:
+            return self._step.kind
+        info = record.steps.get(self._name)
+        if info is None:
+            raise InvalidUse(
+                f"app {self._app!r} has no step {self._name!r}; it has: {', '.join(sorted(record.steps)) or 'none yet'}"
+            )
+        return info.kind
+
+    def _value(self, kind: str, cells: Cells) -> Any:
+        if kind == "stateful_map":
+            return self._codec.decode(cells[0][1])
+        if kind == "aggregate":
+            aggregations = self._step.options["aggregations"] if self._step is not None else {}
+            return results(self._codec.decode(cells[0][1]), aggregations)
+        return assemble(cells, self._codec)
+
+    def _context(self, record: Record) -> Context:
+        return Context(
+            app=self._app,
+            incarnation=record.incarnation,
+            partitions=record.partitions,
+            batch=record.number + 1,
+            base=record.number,
+            born=record.born,
+            driver="",
+            now=0.0,
+            state_url=self._storage.url,
+            home=self._home,
+        )
+
+    def _read(self, record: Record, partition: int, use: Any) -> Any:
+        context = self._context(record)
+
+        def reading(replica: Replica) -> Any:
+            with replica.view() as view:
+                return use(view)
+
+        return replicated(
+            replica_folder(context, partition),
+            lambda position: missing(self._storage, context, partition, position),
+            reading,
+        )
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of a key, or the default.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").state("total").get("ann", 0)
+        0
+        """
+        encoded = encode_key(key)
+        record = self._record()
+        if record is None:
+            return default
+        kind = self._kind(record)
+
+        def use(view: View) -> Cells:
+            return [(cell, value) for _, cell, value in view.scan(self._name, encoded)]
+
+        cells = self._read(record, partition_of(encoded, record.partitions), use)
+        return self._value(kind, cells) if cells else default
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Every key and its value, partition by partition.
+
+        >>> import millpond as mp
+        >>> list(mp.App("orders", state_dir="memory://").state("total").items())
+        []
+        """
+        record = self._record()
+        if record is None:
+            return
+        kind = self._kind(record)
+        for partition in range(record.partitions):
+            found = self._read(record, partition, lambda view: list(view.scan(self._name)))
+            for key, cells in groupby(found, key=lambda cell: cell[0]):
+                yield decode_key(key), self._value(kind, [(cell, value) for _, cell, value in cells])
+
+    def history(self, key: Any) -> Iterator[Moment]:
+        """Every value that a key has had, batch by batch, oldest first; deletions too.
+
+        >>> import millpond as mp
+        >>> list(mp.App("orders", state_dir="memory://").state("total").history("ann"))
+        []
+        """
+        encoded = encode_key(key)
+        newest = self._record()
+        if newest is None:
+            return
+        kind, partition = self._kind(newest), partition_of(encoded, newest.partitions)
+        held: dict[bytes, bytes] = {}
+        for record in self._ledger.between(newest.born - 1, newest.number):
+            changed = False
+            for part in record.segments.get(self._name, {}).get(partition, []):
+                for change in segment.unpack_key(pointer.read(self._storage, part), encoded):
+                    changed = True
+                    if change.value is None:
+                        held.pop(change.cell, None)
+                    else:
+                        held[change.cell] = change.value
+            if changed:
+                value = self._value(kind, sorted(held.items())) if held else None
+                yield Moment(record.number, as_datetime(record.time), value, deleted=not held)
+
+    def at(self, batch: int) -> StateView:
+        """The same state as it was when a batch had been committed.
+
+        >>> import millpond as mp
+        >>> earlier = mp.App("orders", state_dir="memory://").state("total").at(7)
+        """
+        return StateView(
+            self._storage,
+            self._app,
+            self._name,
+            self._clock,
+            step=self._step,
+            types=self._types,
+            batch=batch,
+        )
+
+    def to_arrow(self) -> pa.Table:
+        """All keys and values as a table of two columns; values that have no common type are JSON text.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").state("total").to_arrow().num_rows
+        0
+        """
+        pairs = list(self.items())
+        return pa.table({"key": self._column([k for k, _ in pairs]), "value": self._column([v for _, v in pairs])})
+
+    def _column(self, values: list[Any]) -> pa.Array:
+        try:
+            if len(set(map(type, values)) - {type(None)}) <= 1:
+                return pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+            pass
+        return pa.array([self._codec.encode(value).decode() for value in values], pa.string())
+
+    def to_pandas(self) -> Any:
+        """The same as a pandas DataFrame.
+
+        >>> import millpond as mp
+        >>> len(mp.App("orders", state_dir="memory://").state("total").to_pandas())
+        0
+        """
+        return self.to_arrow().to_pandas()
+
+    def to_dataframe(self, spark: Any) -> Any:
+        """The same as a Spark DataFrame.
+
+        >>> import millpond as mp
+        >>> def show(spark): mp.App("orders").state("total").to_dataframe(spark).show()
+        """
+        return spark.createDataFrame(self.to_arrow())
+
+
+def forget_replicas(app: str, incarnation: str | None, place: str | None) -> None:
+    home.forget(place or home.default_home(), app, incarnation)

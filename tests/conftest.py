@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+SPARK_TESTS = Path(__file__).parent / "spark"
+NO_SKIPS = os.environ.get("MILLPOND_NO_SKIPS", "") not in ("", "0")
+
+skipped: list[str] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SPARK_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.spark)
+
+
+# A test that is skipped where it has to run is a test that nobody has: with MILLPOND_NO_SKIPS=1 the
+# session fails, and says which ones and why.
+
+
+def note_if_skipped(report: pytest.CollectReport | pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        line = f"{report.nodeid}: {str(reason).removeprefix('Skipped: ')}"
+        if line not in skipped:  # a module is collected twice, for its tests and for its doctests
+            skipped.append(line)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    note_if_skipped(report)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    note_if_skipped(report)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if NO_SKIPS and skipped and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if NO_SKIPS and skipped:
+        terminalreporter.section("FAILED: tests were skipped, and MILLPOND_NO_SKIPS is set", red=True)
+        for line in skipped:
+            terminalreporter.line(line)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from millpond import sources
+from millpond.errors import Incompatible, InvalidUse
+from millpond.flow import Limit
+from millpond.sources import parquet
+from millpond.sources.listing import File
+from millpond.sources.parquet import Footer
+from millpond.testing.source_suite import batches
+
+ALL = Limit(rows=10**6, bytes=1 << 30)
+MB = 1 << 20
+
+
+def planned(groups, position=None, limit=ALL, **sizes):
+    """The row ranges that a plan makes of one file with these row groups (rows, bytes)."""
+    file = File("f", "/f", 1)
+    splits = parquet.plan([file], position or {}, limit, lambda file: Footer(tuple(groups)), **sizes)
+    return [(split.start, split.stop) for split in splits]
+
+
+def test_small_row_groups_are_joined_to_splits_of_a_megabyte():
+    assert planned([(10, MB // 2)] * 4) == [(0, 20), (20, 40)]
+
+
+def test_a_large_row_group_is_cut():
+    assert planned([(1_000, 8 * MB)]) == [(0, 250), (250, 500), (500, 750), (750, 1_000)]
+
+
+def test_no_split_is_much_larger_than_64_mb():
+    assert planned([(1_024, 512 * MB)]) == [(i, i + 128) for i in range(0, 1_024, 128)]
+
+
+def test_a_plan_ends_at_the_row_that_the_limit_says():
+    assert planned([(100, 10), (100, 10)], limit=Limit(rows=150, bytes=1 << 30)) == [(0, 150)]
+    assert planned([(100, 10), (100, 10)], {"f": {"rows": 150}}) == [(150, 200)]
+
+
+def test_a_plan_ends_at_about_the_bytes_that_the_limit_says():
+    assert planned([(100, 1_000)] * 9, limit=Limit(rows=10**6, bytes=2_500)) == [(0, 250)]
+
+
+def test_a_row_larger_than_the_bytes_allowed_is_read_alone():
+    assert planned([(2, 2_000)], limit=Limit(rows=10**6, bytes=10)) == [(0, 1)]
+
+
+def test_row_groups_without_rows_are_passed_over():
+    assert planned([(0, 0), (5, 10), (0, 0), (5, 10)]) == [(0, 10)]
+
+
+@pytest.mark.parametrize("smallest", [1, 30, 100, 1_000])
+def test_a_file_cut_in_any_way_gives_every_row_once(tmp_path, smallest):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"n": list(range(100))}), path, row_group_size=9)
+    file = File("f", str(path), path.stat().st_size)
+    splits = parquet.plan(
+        [file], {}, ALL, lambda file: parquet.read_footer(file.path), smallest=smallest, largest=smallest
+    )
+    chunks = [chunk for split in splits for chunk in parquet.read(split)]
+    assert [n for chunk in chunks for n in chunk.rows["n"].to_pylist()] == list(range(100))
+    assert chunks[-1].position == {"rows": 100, "seen": file.size}
+
+
+def test_rows_come_as_columns_of_plain_types(tmp_path):
+    words = pa.array(["a", "b", "a"]).dictionary_encode()
+    lists = pa.ListArray.from_arrays([0, 1, 2, 3], words)
+    table = pa.table(
+        {"word": words, "in_list": lists, "in_struct": pa.StructArray.from_arrays([words], ["w"])}
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    source = sources.files(tmp_path)
+    [split] = source.plan({}, ALL, 0.0)
+    [chunk] = source.read(split)
+    assert "dictionary" not in str(chunk.rows.schema)
+    assert chunk.rows.to_pylist() == table.to_pylist()
+
+
+def test_wide_rows_come_in_chunks_of_a_few_megabytes(tmp_path):
+    table = pa.table({"n": [f"{i:0100000d}" for i in range(300)]})
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
+    source = sources.files(tmp_path)
+    splits = source.plan({}, ALL, 0.0)
+    sizes = [chunk.rows.nbytes for split in splits for chunk in source.read(split)]
+    assert sum(sizes) > 25 * MB
+    assert max(sizes) < 9 * MB
+
+
+def test_a_row_tells_its_file_and_number(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"n": list(range(100))}), path, row_group_size=9)
+    source = sources.files(path)
+    [split] = source.plan({"a.parquet": {"rows": 20}}, ALL, 0.0)
+    [chunk] = source.read(split)
+    assert chunk.rows["n"][3].as_py() == 23
+    assert chunk.where(3) == f"{path}, row 24"
+
+
+def test_a_file_without_rows_is_done_at_once(tmp_path):
+    pq.write_table(pa.table({"n": pa.array([], pa.int64())}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "b.parquet")
+    found = list(batches(sources.files(tmp_path), 1, 0.0))
+    assert [batch.rows for batch in found] == [[{"n": 1}]]
+    assert sources.files(tmp_path).plan(found[-1].position, ALL, 0.0) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b'{"n": 1}\n' * 10])
+def test_a_file_that_is_no_parquet_is_an_error_with_its_path(tmp_path, content):
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(
+        InvalidUse, match=r"/a.parquet: expected a Parquet file, got: .* Remove it or say its format"
+    ):
+        sources.files(tmp_path).plan({}, ALL, 0.0)
+
+
+def test_a_file_that_is_gone_when_the_task_reads_it_is_an_error(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"n": [1]}), path)
+    source = sources.files(path)
+    [split] = source.plan({}, ALL, 0.0)
+    path.unlink()
+    with pytest.raises(InvalidUse, match=r"a.parquet: expected a Parquet file, and it is gone. Put it back."):
+        list(source.read(split))
+
+
+def test_a_file_that_lost_rows_is_an_error(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"n": [1, 2, 3]}), path)
+    source = sources.files(path)
+    [split] = source.plan({}, ALL, 0.0)
+    pq.write_table(pa.table({"n": [1]}), path)
+    expected = "expected at least 3 rows, which were read before, and the file holds 1"
+    with pytest.raises(InvalidUse, match=expected):
+        list(source.read(split))
+    with pytest.raises(InvalidUse, match=expected):
+        source.plan({"a.parquet": {"rows": 3}}, ALL, 0.0)
+
+
+def test_a_position_of_another_format_is_refused(tmp_path):
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(Incompatible, match="expected a position of a Parquet file such as"):
+        sources.files(tmp_path).plan({"a.parquet": {"offset": 1}}, ALL, 0.0)
+
+
+def test_the_footers_of_finished_files_are_not_opened_again(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"n": [1]}), path)
+    [batch] = batches(sources.files(path), 10, 0.0)
+    path.write_bytes(b"x" * path.stat().st_size)  # whoever opens it now, fails
+    assert sources.files(path).plan(batch.position, ALL, 0.0) == []
