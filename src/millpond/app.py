@@ -197,7 +197,7 @@ class App:
                         home=self.local_dir,
                         hook=hook,
                     )
-                    runtime.resume(driver)
+                    runtime.resume(driver, caught_up=settings.until == "caught-up")
                     return driver
 
                 run(make, settings, self._stop, self._clock)

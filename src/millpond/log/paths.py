@@ -1,12 +1,12 @@
 """Every path that Millpond writes below `state_dir` is built here.
 
-    <app>/ledger/00000000000000000042.json     one record
-    <app>/steps/<step>/<partition>/…           state segments
-    <app>/outputs/<sink>/<partition>/…         output segments
-    <app>/exchange/<batch>-<driver>/…          rows between two keyed stages of one batch; gone with it
-    <app>/positions/<stream>/…                 positions that are too long for a record
-    <app>/spark/<stream>/…                     Spark's own checkpoint files, where it is a source
-    <app>/heartbeat.json                       who seems to be running
+<app>/ledger/00000000000000000042.json     one record
+<app>/steps/<step>/<partition>/…           state segments
+<app>/outputs/<sink>/<partition>/…         output segments
+<app>/exchange/<batch>-<driver>/…          rows between two keyed stages of one batch; gone with it
+<app>/positions/<stream>/…                 positions that are too long for a record
+<app>/spark/<stream>/…                     Spark's own checkpoint files, where it is a source
+<app>/heartbeat.json                       who seems to be running
 """
 
 from __future__ import annotations

@@ -33,9 +33,7 @@ STATE = pa.schema(
         pa.field("due", pa.int64()),
     ]
 )
-OUTPUT = pa.schema(
-    [pa.field("order", pa.int64(), nullable=False), pa.field("row", pa.string(), nullable=False)]
-)
+OUTPUT = pa.schema([pa.field("order", pa.int64(), nullable=False), pa.field("row", pa.string(), nullable=False)])
 
 
 class Change(NamedTuple):

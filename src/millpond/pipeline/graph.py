@@ -92,9 +92,7 @@ class DeadLetters:
     """The rows that failed, from everywhere."""
 
 
-Op = (
-    Read | Map | Filter | FlatMap | Inspect | WithTime | Branch | Pick | Union | Key | Keep | Deliver | DeadLetters
-)
+Op = Read | Map | Filter | FlatMap | Inspect | WithTime | Branch | Pick | Union | Key | Keep | Deliver | DeadLetters
 
 CALLS_USER = (Map, Filter, FlatMap, Inspect, WithTime, Branch, Keep)
 
@@ -208,6 +206,4 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
     stages = [stage_of[node.id] for node in graph.nodes]
     if not any(isinstance(node.op, Read) for node in graph.nodes):
         raise InvalidUse(f"app {app!r} has no stream: add one with app.stream(name, source)")
-    return Program(
-        app, tuple(graph.nodes), tuple(tuple(c) for c in consumers), tuple(stages), tuple(found_types)
-    )
+    return Program(app, tuple(graph.nodes), tuple(tuple(c) for c in consumers), tuple(stages), tuple(found_types))

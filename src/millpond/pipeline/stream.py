@@ -239,9 +239,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         policy: OnError = self._node.on_error if on_error is None else checked(on_error, f"{kind}({name!r})")
         types = () if type is None else ((type,) if isinstance(type, _CLASS) else tuple(type))
         step = Step(name, kind, begin, options, policy, types, detail)
-        node = self._graph.add(
-            g.Keep(step), (self._node.id,), keyed=self._node.keyed, on_error=self._node.on_error
-        )
+        node = self._graph.add(g.Keep(step), (self._node.id,), keyed=self._node.keyed, on_error=self._node.on_error)
         return KeyedStream(self._graph, node)
 
     def stateful_map(

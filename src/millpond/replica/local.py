@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import lmdb
 
@@ -31,7 +31,7 @@ Applied = tuple[int, dict[str, Sequence[Change]]]  # a record's number, and its 
 class View:
     """The state of one partition at one record, for reading; it stays as it is while others write."""
 
-    def __init__(self, replica: Replica, txn: lmdb.Transaction, position: int) -> None:
+    def __init__(self, replica: Replica, txn: Any, position: int) -> None:
         self._replica, self._txn, self.position = replica, txn, position
 
     def get(self, step: str, key: bytes, cell: bytes = b"") -> bytes | None:
@@ -66,7 +66,7 @@ class View:
         database = self._replica.database(step, self._txn)
         return 0 if database is None else int(self._txn.stat(database)["entries"])
 
-    def _truly_absent(self, database: object, at: bytes) -> None:
+    def _truly_absent(self, database: Any, at: bytes) -> None:
         # A flipped byte in a key or a page leads a search astray, and a key that is there is not
         # found. Its neighbours tell: they must be whole, and stand on either side of it.
         cursor = self._txn.cursor(db=database)
@@ -87,7 +87,7 @@ class Replica:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self._env = lmdb.open(
+        self._env: Any = lmdb.open(
             str(path),
             map_size=MAP_SIZE,
             max_dbs=MAX_STEPS,
@@ -98,7 +98,7 @@ class Replica:
             lock=True,
         )
         self._inode = os.stat(path / "data.mdb").st_ino
-        self._databases: dict[str, object] = {}
+        self._databases: dict[str, Any] = {}
         self._pid = os.getpid()
 
     @property
@@ -109,7 +109,7 @@ class Replica:
         except OSError:
             return False
 
-    def database(self, step: str, txn: lmdb.Transaction) -> object | None:
+    def database(self, step: str, txn: Any) -> Any:
         found = self._databases.get(step)
         if found is None:
             try:
@@ -150,12 +150,12 @@ class Replica:
             self._env.close()
 
 
-def _position(txn: lmdb.Transaction) -> int:
+def _position(txn: Any) -> int:
     data = txn.get(_META)
     return -1 if data is None else int(unpack(_META, data))
 
 
-def _put(txn: lmdb.Transaction, database: object, changes: Sequence[Change]) -> None:
+def _put(txn: Any, database: Any, changes: Sequence[Change]) -> None:
     puts: list[tuple[bytes, bytes]] = []
     for key, cell, value, due in changes:
         at = place(key, cell)
@@ -210,9 +210,7 @@ def replicated(
         return _caught_up(folder, missing, use, True)
 
 
-def _caught_up(
-    folder: Path, missing: Callable[[int], Iterable[Applied]], use: Callable[[Replica], T], anew: bool
-) -> T:
+def _caught_up(folder: Path, missing: Callable[[int], Iterable[Applied]], use: Callable[[Replica], T], anew: bool) -> T:
     replica = _replica(folder, anew=anew)
     with replica.view() as view:
         position = view.position

@@ -51,7 +51,8 @@ def plan_streams(
             planned.append(Planned(len(planned), name, split))
     if again is not None:
         return Plan(now, planned, again.offers)
-    offers, known = [], []
+    offers: list[Offer] = []
+    known: list[Offer] = []
     if len(ours) < len(own):
         for offer in runtime.offers(0.0 if planned else 0.2):
             held = last.spark.get(offer.stream)
@@ -172,9 +173,7 @@ def kept_positions(
     return found
 
 
-def spark_batches(
-    storage: Storage, context: Context, offers: list[Offer], last: Record
-) -> dict[str, SparkBatch]:
+def spark_batches(storage: Storage, context: Context, offers: list[Offer], last: Record) -> dict[str, SparkBatch]:
     """Spark's small checkpoint files, kept with the commit: an empty machine starts from them."""
     found = {}
     for offer in offers:

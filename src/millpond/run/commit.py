@@ -272,9 +272,7 @@ class Driver:
             )
 
     def _context(self, plan: Plan) -> Context:
-        recent = {
-            record.number: _by_partition(record) for record in self._recent if record.number <= self.last.number
-        }
+        recent = {record.number: _by_partition(record) for record in self._recent if record.number <= self.last.number}
         return Context(
             app=self.program.app,
             incarnation=self.last.incarnation,

@@ -73,10 +73,7 @@ def _of_columns(table: pa.Table, fields: list[str]) -> Keys | None:
     column = table.column(fields[0])
     if column.null_count:
         return None
-    if column.num_chunks != 1:
-        column = column.combine_chunks()
-    else:
-        column = column.chunk(0)
+    column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         return None
     found = column.dictionary_encode()

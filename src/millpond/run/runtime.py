@@ -38,11 +38,12 @@ class Offer:
 class Runtime(Protocol):
     """Runs tasks. It decides where, and nothing else."""
 
-    slots: int  # how many tasks run at the same time, about
+    @property
+    def slots(self) -> int:
+        """How many tasks run at the same time, about."""
+        ...
 
-    def first_stage(
-        self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]
-    ) -> Stage:
+    def first_stage(self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]) -> Stage:
         """Run the reading tasks, those of each offer, and the first keyed task of every partition."""
         ...
 

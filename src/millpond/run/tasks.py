@@ -62,9 +62,7 @@ def read_rows_task(
     yield from _handed_over(work, task, read, None)
 
 
-def _handed_over(
-    work: Work, task: int, read: Callable[[], list[Progress]], storage: Storage | None
-) -> Iterator[Item]:
+def _handed_over(work: Work, task: int, read: Callable[[], list[Progress]], storage: Storage | None) -> Iterator[Item]:
     program, context = work.program, work.context
     nonce, progress = new_id(), []
     try:
@@ -100,9 +98,7 @@ def _read_split(work: Work, program: Program, item: Planned) -> Progress:
 _NOWHERE = object()
 
 
-def _push(
-    work: Work, program: Program, stream: str, place: int, chunks: Iterable[Chunk]
-) -> tuple[int, int, Any]:
+def _push(work: Work, program: Program, stream: str, place: int, chunks: Iterable[Chunk]) -> tuple[int, int, Any]:
     node = program.reads[stream]
     rows, size, position = 0, 0, _NOWHERE
     for chunk in chunks:

@@ -9,7 +9,7 @@ import msgspec
 
 from millpond.clock import SystemClock
 from millpond.codec import Codec
-from millpond.flow import Chunk, JsonLines
+from millpond.flow import Chunk
 from millpond.log.segment import Origin, pack_outputs
 from millpond.pipeline import graph as g
 from millpond.pipeline.stream import read_field
@@ -312,7 +312,6 @@ class Work:
 
 def _raise(i: int, row: Any, error: Exception) -> None:
     raise error
-
 
 
 _VERBS = {

@@ -9,7 +9,7 @@ from millpond.pipeline.graph import Program
 from millpond.run.context import Context, Piece, Planned, Result, Stage
 from millpond.run.delivery import hand_over
 from millpond.run.runtime import Offer, Parcel
-from millpond.run.tasks import Item, keyed_task, read_task
+from millpond.run.tasks import keyed_task, read_task
 from millpond.storage import Storage
 
 
@@ -22,11 +22,11 @@ class LocalRuntime:
         self._storage = storage
         self._between = between or (lambda partition: None)
 
-    def first_stage(
-        self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]
-    ) -> Stage:
+    def first_stage(self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]) -> Stage:
         items: list[Item] = [
-            item for task, planned in enumerate(tasks) for item in read_task(program, context, task, planned, self._storage)
+            item
+            for task, planned in enumerate(tasks)
+            for item in read_task(program, context, task, planned, self._storage)
         ]
         mine: list[list[object]] = [[] for _ in range(context.partitions)]
         for partition, item in items:

@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from millpond.flow import Delivery
 from millpond.sinks.console import ConsoleSink
+from millpond.sinks.dataframe import DataFrameSink
 from millpond.sinks.files import FileSink, Format
 from millpond.sinks.function import FunctionSink
 from millpond.sinks.memory import MemorySink
 
-__all__ = ["console", "files", "function", "memory"]
+__all__ = ["console", "dataframe", "files", "function", "memory"]
 
 
 def console() -> ConsoleSink:
@@ -83,3 +84,19 @@ def function(
     {'orders/5e1f/totals/42/0': [{'n': 1}]}
     """
     return FunctionSink(f, where)
+
+
+def dataframe(f: Callable[[Any, Delivery], Any], schema: Any = None) -> DataFrameSink:
+    """Call `f(df, delivery)` on the driver with each batch's outputs as a Spark DataFrame.
+
+    The rows are read as JSON: `schema` names the columns and their types, and without it Spark infers them
+    from each batch. All partitions come in one frame, so the delivery's partition is that of the first. A
+    crash may call `f` again with the same delivery and the same rows: write so that the second time counts for
+    nothing, for example with `mode("overwrite")` to a path that holds `delivery.batch`, or Delta's `txnVersion`.
+
+    >>> from millpond import sinks
+    >>> def write(df, delivery):
+    ...     df.write.mode("overwrite").parquet(f"totals/batch={delivery.batch}")
+    >>> sink = sinks.dataframe(write, schema="customer string, total double")
+    """
+    return DataFrameSink(f, schema)

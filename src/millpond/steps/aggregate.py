@@ -1,6 +1,6 @@
 """`aggregate`: running aggregates per key, with an output per row.
 
-    orders.key_by("customer").aggregate("spend", n=mp.count(), spent=mp.sum("amount"))
+orders.key_by("customer").aggregate("spend", n=mp.count(), spent=mp.sum("amount"))
 """
 
 from __future__ import annotations

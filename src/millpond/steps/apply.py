@@ -1,11 +1,11 @@
 """`apply`, `flat_apply`, `update` and `stateful_filter`: a function of the row and a `State` handle.
 
-    def first_time(row, state):
-        if not state.exists("seen"):
-            state.set("seen", True)
-            return row
+def first_time(row, state):
+    if not state.exists("seen"):
+        state.set("seen", True)
+        return row
 
-    orders.key_by("customer").apply("newcomers", first_time)
+orders.key_by("customer").apply("newcomers", first_time)
 """
 
 from __future__ import annotations

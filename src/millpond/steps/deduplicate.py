@@ -1,6 +1,6 @@
 """`deduplicate`: the first row of each id, per key, for ever or within a time.
 
-    payments.key_by("card").deduplicate("once", by="payment_id", within="1d")
+payments.key_by("card").deduplicate("once", by="payment_id", within="1d")
 """
 
 from __future__ import annotations

@@ -24,9 +24,7 @@ class Retry:
 OnError = Literal["stop", "skip", "dead-letter"] | Retry
 
 
-def retry(
-    times: int, backoff: str | float = "100ms", then: Literal["stop", "skip", "dead-letter"] = "stop"
-) -> Retry:
+def retry(times: int, backoff: str | float = "100ms", then: Literal["stop", "skip", "dead-letter"] = "stop") -> Retry:
     """An `on_error=` that calls the function again before it gives the row up.
 
     >>> import millpond as mp
@@ -42,9 +40,7 @@ def checked(on_error: Any, where: str) -> OnError:
     """The policy, if it is one."""
     if isinstance(on_error, Retry) or on_error in ("stop", "skip", "dead-letter"):
         return on_error  # type: ignore[no-any-return]
-    raise InvalidUse(
-        f'{where}: expected "stop", "skip", "dead-letter" or mp.retry(times, backoff), got {on_error!r}'
-    )
+    raise InvalidUse(f'{where}: expected "stop", "skip", "dead-letter" or mp.retry(times, backoff), got {on_error!r}')
 
 
 class Stop(Exception):
@@ -90,9 +86,7 @@ class Failures:
         message = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
         trace = "" if isinstance(error, (BadInput, InvalidUse)) else _user_traceback(error)
         if policy == "stop":
-            raise Stop(
-                StepFailed(step, key=key, row=row, batch=self.batch, error=message, traceback=trace)
-            ) from error
+            raise Stop(StepFailed(step, key=key, row=row, batch=self.batch, error=message, traceback=trace)) from error
         self.skipped[step] = self.skipped.get(step, 0) + 1
         if policy == "dead-letter":
             letter = {

@@ -42,8 +42,7 @@ class State:
         if self._kinds.setdefault(name, kind) != kind:
             words = {"v": "a value", "l": "a list", "m": "a map"}
             raise InvalidUse(
-                f"state {name!r} is {words[self._kinds[name]]} and was used as {words[kind]}: "
-                "give each its own name"
+                f"state {name!r} is {words[self._kinds[name]]} and was used as {words[kind]}: give each its own name"
             )
         return cell_of(kind, name)
 

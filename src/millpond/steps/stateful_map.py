@@ -1,10 +1,10 @@
 """`stateful_map`: state in, output and new state out.
 
-    def add_up(key, order, total):
-        total += order["amount"]
-        return {"customer": key, "total": total}, total
+def add_up(key, order, total):
+    total += order["amount"]
+    return {"customer": key, "total": total}, total
 
-    orders.key_by("customer").stateful_map("total", add_up, initial=0)
+orders.key_by("customer").stateful_map("total", add_up, initial=0)
 """
 
 from __future__ import annotations
@@ -106,5 +106,3 @@ def _clearer(error: Exception) -> Exception:
     if "unpack" in text:
         return type(error)(f"{text}: the function of a stateful_map returns (output, state)")
     return error
-
-

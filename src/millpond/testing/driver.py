@@ -6,15 +6,19 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from millpond.app import App
 from millpond.clock import ManualClock
 from millpond.errors import InvalidUse
 from millpond.flow import Chunk, Delivery, Limit, Sink, Split
+from millpond.log import pointer
+from millpond.log.ledger import Ledger
+from millpond.log.segment import unpack_outputs
 from millpond.pipeline.graph import Deliver, Program, Read
 from millpond.replica.local import close_below
 from millpond.run.commit import STEPS, Driver, StepName, When
+from millpond.run.delivery import parcels
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.function import FunctionSink
 from millpond.storage import Storage, open_storage
@@ -60,9 +64,8 @@ class _Sent:
 class _Taken:
     """A sink that outlives crashes and holds each delivery once, as a transactional one would."""
 
-    where = "driver"
-
     def __init__(self, real: Sink | None) -> None:
+        self.where: Literal["driver", "workers", "session"] = "driver"
         self.held: dict[str, list[Any]] = {}
         self.real = real
         self.only: int | None = None
@@ -75,10 +78,6 @@ class _Taken:
         if self.real is not None:
             self.real.deliver(rows, delivery)
         self.held[delivery.id] = rows
-
-    @property
-    def rows(self) -> list[Any]:
-        return [row for rows in self.held.values() for row in rows]
 
 
 class TestDriver:
@@ -191,7 +190,16 @@ class TestDriver:
         """
         if sink not in self._sinks:
             raise InvalidUse(f"output: the app has no sink {sink!r}; it has: {', '.join(self._sinks) or 'none'}")
-        return self._sinks[sink].rows
+        held, found = self._sinks[sink].held, []
+        ledger = Ledger(self._storage, self._app.name, self.clock)
+        newest = ledger.newest()
+        for record in ledger.between(-1, newest.number if newest is not None else -1):
+            rows: list[tuple[int, Any]] = []
+            for parcel in parcels(record, sink):
+                orders = [o for s in parcel.segments for o in unpack_outputs(pointer.read(self._storage, s))[0]]
+                rows += zip(sorted(orders), held.get(parcel.delivery.id, []), strict=False)
+            found += [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+        return found
 
     def state(self, step: str) -> StateView:
         """A step's state, as of the newest commit.

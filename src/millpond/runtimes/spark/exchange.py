@@ -54,9 +54,7 @@ class KeyedTask:
         rebuild = task is not None and task.attemptNumber() >= LATE_ATTEMPT
         carried = self.carried[index] if self.carried else {}
         with quiet():
-            yield keyed_task(
-                self.shipped.program(), self.context, self.stage, index, mine, carried, rebuild=rebuild
-            )
+            yield keyed_task(self.shipped.program(), self.context, self.stage, index, mine, carried, rebuild=rebuild)
 
 
 class quiet:

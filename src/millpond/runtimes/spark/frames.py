@@ -112,7 +112,9 @@ class Frames:
                 target.write_bytes(pointer.read(storage, file))
             offered = _Offered(stream, checkpoint)
             writer = frame.writeStream.foreachBatch(offered.take).option("checkpointLocation", str(checkpoint))
-            writer = writer.trigger(availableNow=True) if caught_up else writer.trigger(processingTime="100 milliseconds")
+            writer = (
+                writer.trigger(availableNow=True) if caught_up else writer.trigger(processingTime="100 milliseconds")
+            )
             offered.query = writer.start()
             self._queries.append(offered)
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -21,7 +21,7 @@ from millpond.run.context import Context, Piece, Planned, Stage
 from millpond.run.delivery import hand_over
 from millpond.run.runtime import JobLost, Offer, Parcel
 from millpond.runtimes.spark.exchange import Exchange, KeyedTask, ReadTask
-from millpond.runtimes.spark.frames import FrameTask, Frames, plain_lines
+from millpond.runtimes.spark.frames import Frames, FrameTask, plain_lines
 from millpond.runtimes.spark.session import session
 from millpond.runtimes.spark.shipping import Shipped, ship_modules
 from millpond.storage import open_storage
@@ -76,9 +76,7 @@ class SparkRuntime:
 
     # --- batches ---
 
-    def first_stage(
-        self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]
-    ) -> Stage:
+    def first_stage(self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]) -> Stage:
         with self._job(context, 1):
             blobs, count = [], len(tasks)
             if tasks:
@@ -116,8 +114,8 @@ class SparkRuntime:
             )
         except (Py4JError, PySparkException) as error:
             raise Unavailable(f"sink {parcels[0].sink!r}: its delivery job failed: {error}") from error
-        for error in failed:
-            raise error
+        if failed:
+            raise failed[0]
 
     @contextlib.contextmanager
     def _job(self, context: Context, stage: int) -> Iterator[None]:
@@ -143,7 +141,7 @@ class SparkRuntime:
         return self._frames.exhausted
 
 
-def _hand_over(shipped: Shipped, state_url: str, parcels: Iterator[Parcel]) -> Iterator[MillpondError]:
+def _hand_over(shipped: Shipped, state_url: str, parcels: Iterable[Parcel]) -> Iterator[MillpondError]:
     program = shipped.program()
     storage, codec = open_storage(state_url), Codec(program.types)
     for parcel in parcels:

@@ -15,15 +15,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from pyspark import SparkContext, cloudpickle
-from pyspark.broadcast import Broadcast
+from pyspark import Broadcast, SparkContext, cloudpickle
 
 from millpond.errors import InvalidUse
 from millpond.flow import Delivery, Source
 from millpond.pipeline.graph import Deliver, Program, Read
 
 
-@dataclass(frozen=True)
+@dataclass
 class Elsewhere:
     """Stands in for a sink that no worker calls."""
 
@@ -46,7 +45,7 @@ class Shipped:
                 op = replace(op, sink=Elsewhere(op.sink.where))
             nodes.append(replace(node, op=op))
         try:
-            data = cloudpickle.dumps(replace(program, nodes=tuple(nodes)))
+            data = cloudpickle.dumps(replace(program, nodes=tuple(nodes)))  # type: ignore[no-untyped-call]
         except Exception as error:
             raise InvalidUse(
                 f"app {program.app!r}: a function, source or sink cannot be sent to the workers: {error}. "

@@ -1,0 +1,27 @@
+"""The dataframe sink: each batch's outputs as a Spark DataFrame, given to a function of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from millpond.errors import InvalidUse
+from millpond.flow import Delivery
+
+
+class DataFrameSink:
+    """Called on the driver, once per batch that has outputs, with all partitions' rows in one DataFrame."""
+
+    def __init__(self, f: Callable[[Any, Delivery], Any], schema: Any = None) -> None:
+        if not callable(f):
+            raise InvalidUse(f"sinks.dataframe: expected a function of a DataFrame and a delivery, got {f!r}")
+        self.f, self.schema = f, schema
+        self.where: Literal["driver", "workers", "session"] = "session"
+
+    def deliver(self, rows: list[Any], delivery: Delivery) -> None:
+        raise InvalidUse("sinks.dataframe needs Spark: run the app with app.run()")
+
+    def deliver_frame(self, spark: Any, lines: Any, delivery: Delivery) -> None:
+        """Make a DataFrame of rows that are JSON text, and hand it over."""
+        reader = spark.read if self.schema is None else spark.read.schema(self.schema)
+        self.f(reader.json(lines), delivery)
