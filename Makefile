@@ -5,7 +5,7 @@
 
 PYTHON ?=
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 # bash, because a pipe into tee must not hide that pytest failed; make on macOS is too old for .SHELLFLAGS
 SHELL := /bin/bash

@@ -69,9 +69,7 @@ def has_example(doc: str | None) -> bool:
 
 def uses(doc: str | None, name: str) -> bool:
     """Whether an example in `doc` goes through the member `name`."""
-    return any(
-        f".{name}" in line for line in (doc or "").splitlines() if line.lstrip().startswith((">>>", "..."))
-    )
+    return any(f".{name}" in line for line in (doc or "").splitlines() if line.lstrip().startswith((">>>", "...")))
 
 
 def without_example(name: str, thing: Any) -> Iterator[str]:

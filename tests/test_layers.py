@@ -25,7 +25,7 @@ FLOORS = [
     ("pipeline",),
     ("run",),
     ("runtimes",),
-    ("sources", "sinks"),
+    ("sources", "sinks", "view"),
     ("app",),
     ("testing",),
     ("millpond",),
@@ -65,9 +65,7 @@ def imports(name: str, source: str, known: set[str], package: bool = False) -> I
                 for alias in names:
                     full = f"{base}.{alias.name}"
                     yield node.lineno, full if full in known else base
-            case ast.Call(
-                func=ast.Name(id="__import__" | "import_module"), args=[ast.Constant(str(target)), *_]
-            ):
+            case ast.Call(func=ast.Name(id="__import__" | "import_module"), args=[ast.Constant(str(target)), *_]):
                 yield node.lineno, target
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(str(target)), *_]):
                 yield node.lineno, target
@@ -92,7 +90,7 @@ def wrong_imports(name: str, source: str, known: set[str], package: bool = False
             wrong.append(f"{name}:{line} imports {target}; only {KNOWS_SPARK} may")
         if is_inside(target, "millpond"):
             theirs = part_of(target)
-            if theirs != mine and FLOOR.get(theirs, len(FLOORS)) >= FLOOR[mine]:
+            if theirs != mine and FLOOR.get(theirs, -1) >= FLOOR.get(mine, len(FLOORS)):
                 wrong.append(f"{name}:{line} imports {target}; {theirs} is not below {mine}")
     return wrong
 
@@ -167,9 +165,6 @@ def test_an_import_that_points_downward_passes(name: str, source: str) -> None:
 
 def test_a_relative_import_in_a_package_starts_at_the_package_itself() -> None:
     assert (
-        wrong_imports(
-            "millpond.log", "from . import ledger\nfrom ..errors import Corrupt", KNOWN, package=True
-        )
-        == []
+        wrong_imports("millpond.log", "from . import ledger\nfrom ..errors import Corrupt", KNOWN, package=True) == []
     )
     assert len(wrong_imports("millpond.log", "from .. import app", KNOWN, package=True)) == 1
