@@ -31,6 +31,7 @@ FLOORS = [
     ("millpond",),
     ("demo",),
     ("cli",),
+    ("__main__",),
 ]
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 KNOWS_SPARK = "millpond.runtimes.spark"
