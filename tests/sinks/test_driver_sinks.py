@@ -72,9 +72,7 @@ def test_a_function_runs_in_the_driver_unless_told_otherwise():
 
 
 def test_what_is_no_function_is_an_error():
-    with pytest.raises(
-        InvalidUse, match=r"sinks.function\(f\): expected a function of rows and delivery, got 7"
-    ):
+    with pytest.raises(InvalidUse, match=r"sinks.function\(f\): expected a function of rows and delivery, got 7"):
         sinks.function(7)
 
 

@@ -105,9 +105,7 @@ def test_json_lines_are_json_that_every_tool_reads(tmp_path):
 
 @pytest.mark.parametrize("bad", [object(), {(1, 2): 3}, "\ud800"])
 def test_a_row_that_is_no_json_is_an_error_that_shows_it_and_leaves_nothing(tmp_path, bad):
-    with pytest.raises(
-        InvalidUse, match=r"a row cannot be written as JSON: .* Make it of dicts with"
-    ) as error:
+    with pytest.raises(InvalidUse, match=r"a row cannot be written as JSON: .* Make it of dicts with") as error:
         sinks.files(tmp_path).deliver([{"n": 1}, {"bad": bad}], DELIVERY)
     assert repr({"bad": bad}) in str(error.value)
     assert list(tmp_path.iterdir()) == []
@@ -177,9 +175,7 @@ def test_whole_numbers_and_fractions_share_a_column(tmp_path):
     ],
 )
 def test_two_types_in_a_column_are_an_error_that_names_them(tmp_path, one, other, text):
-    with pytest.raises(
-        InvalidUse, match=text + r"\. Convert one of them with map\(\), or use format='jsonl'"
-    ):
+    with pytest.raises(InvalidUse, match=text + r"\. Convert one of them with map\(\), or use format='jsonl'"):
         parquet_rows(tmp_path, [{"a": one}, {"a": None}, {"a": other}])
     assert list(tmp_path.iterdir()) == []
 
@@ -192,9 +188,7 @@ def test_a_value_that_no_column_holds_is_an_error_that_names_the_field(tmp_path,
 
 @pytest.mark.parametrize("row", [1, "x", [1, 2], None])
 def test_a_row_without_fields_is_an_error(tmp_path, row):
-    with pytest.raises(
-        InvalidUse, match=r"a Parquet file needs rows with fields .* got .* use format='jsonl'"
-    ):
+    with pytest.raises(InvalidUse, match=r"a Parquet file needs rows with fields .* got .* use format='jsonl'"):
         parquet_rows(tmp_path, [row])
 
 

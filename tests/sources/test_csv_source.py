@@ -7,6 +7,8 @@ import pytest
 from millpond import sources
 from millpond.errors import InvalidUse
 from millpond.flow import BadRow, Limit
+from millpond.sources import text
+from millpond.sources.listing import File
 from millpond.testing.source_suite import batches
 
 ALL = Limit(rows=10**6, bytes=1 << 30)
@@ -124,16 +126,18 @@ def test_a_field_named_twice_is_an_error(tmp_path):
     with pytest.raises(InvalidUse) as error:
         one_batch(source)
     assert str(error.value) == (
-        f"{tmp_path}/a.csv, line 1: expected each field once in the CSV header, got 'a' twice. "
-        "Rename one of them."
+        f"{tmp_path}/a.csv, line 1: expected each field once in the CSV header, got 'a' twice. Rename one of them."
     )
 
 
 def test_a_header_that_is_no_csv_is_an_error(tmp_path):
-    with pytest.raises(
-        InvalidUse, match=r"a.csv, line 1: expected a CSV header that names the fields, got: .*UTF-8"
-    ):
+    with pytest.raises(InvalidUse, match=r"a.csv, line 1: expected a CSV header that names the fields, got: .*UTF-8"):
         one_batch(write(tmp_path, b"\xff\xfea,b\n1,2\n"))
+
+
+def test_a_large_csv_file_is_one_split():
+    [split] = text.plan([File("f", "/f", 40 << 20)], {}, ALL, 100.0, "csv")
+    assert (split.start, split.stop) == (0, 40 << 20)
 
 
 def test_a_csv_file_stays_whole_and_is_read_over_several_batches(tmp_path):

@@ -165,15 +165,11 @@ def test_a_path_that_is_none_is_an_error(path):
 
 
 def test_a_url_is_an_error_that_says_what_to_do():
-    with pytest.raises(
-        InvalidUse, match=r"expected a path on a disk that every worker sees, got a URL. Mount it"
-    ):
+    with pytest.raises(InvalidUse, match=r"expected a path on a disk that every worker sees, got a URL. Mount it"):
         sources.files("s3://bucket/orders/")
 
 
 def test_a_file_name_that_is_not_utf_8_is_an_error(tmp_path):
     os.close(os.open(os.fsencode(tmp_path) + b"/\xff.jsonl", os.O_CREAT))
-    with pytest.raises(
-        InvalidUse, match=r"expected file names in UTF-8, got b'.*\\xff.jsonl'. Rename the file."
-    ):
+    with pytest.raises(InvalidUse, match=r"expected file names in UTF-8, got b'.*\\xff.jsonl'. Rename the file."):
         sources.files(tmp_path).plan({}, ALL, 0.0)

@@ -33,9 +33,7 @@ def read_all(source, position, limit=ALL):
 def read_in_pieces(path, smallest, start=0):
     """All lines of a file that is cut into pieces of about `smallest` bytes; checks that the pieces meet."""
     file = File("f", str(path), path.stat().st_size)
-    splits = text.plan(
-        [file], {"f": {"offset": start}}, ALL, 100.0, "jsonl", smallest=smallest, largest=smallest
-    )
+    splits = text.plan([file], {"f": {"offset": start}}, ALL, 100.0, "jsonl", smallest=smallest, largest=smallest)
     lines, ends = [], []
     for split in splits:
         chunks = list(jsonl.read(split))
@@ -74,9 +72,7 @@ def test_two_splits_that_meet_anywhere_agree_on_where(tmp_path):
 
 
 @given(
-    lines=st.lists(
-        st.sampled_from([b"", b"1", b"22", b"  ", b'"333"', b"\r", b'"' + b"x" * 40 + b'"']), max_size=12
-    ),
+    lines=st.lists(st.sampled_from([b"", b"1", b"22", b"  ", b'"333"', b"\r", b'"' + b"x" * 40 + b'"']), max_size=12),
     tail=st.sampled_from([b"", b"9", b'{"half', b"y" * 50]),
     size=st.integers(1, 30),
 )
@@ -87,9 +83,7 @@ def test_any_file_in_pieces_of_any_size_gives_every_complete_line_once(tmp_path_
     found, ends, splits = read_in_pieces(path, size)
     assert found == [line for line in lines if line.strip()]
     if splits:
-        expected = (
-            {"offset": len(complete), "seen": len(complete + tail)} if tail else {"offset": len(complete)}
-        )
+        expected = {"offset": len(complete), "seen": len(complete + tail)} if tail else {"offset": len(complete)}
         assert ends[-1] == expected
 
 
@@ -320,12 +314,16 @@ def test_a_large_packed_file_is_read_in_several_batches(tmp_path):
     assert [row for batch in found for row in batch.rows] == list(range(200_000))
 
 
+def test_a_packed_file_that_may_not_fit_ends_the_plan():
+    files = [File(f"{name}.gz", f"/{name}.gz", 1_000_000) for name in "abc"]
+    splits = text.plan(files, {}, Limit(rows=10**9, bytes=12_000_000), 100.0, "jsonl")
+    assert [(split.place, split.stop) for split in splits] == [("a.gz", None), ("b.gz", 4_000_000)]
+
+
 def test_a_file_that_is_named_gz_and_is_none_is_an_error(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(b'{"n": 1}\n')
     source = sources.files(path)
     [split] = source.plan({}, ALL, 0.0)
-    with pytest.raises(
-        InvalidUse, match=r"a\.jsonl\.gz: expected gzip, as the name says, got Not a gzipped file"
-    ):
+    with pytest.raises(InvalidUse, match=r"a\.jsonl\.gz: expected gzip, as the name says, got Not a gzipped file"):
         list(source.read(split))

@@ -68,9 +68,7 @@ def test_a_file_cut_in_any_way_gives_every_row_once(tmp_path, smallest):
 def test_rows_come_as_columns_of_plain_types(tmp_path):
     words = pa.array(["a", "b", "a"]).dictionary_encode()
     lists = pa.ListArray.from_arrays([0, 1, 2, 3], words)
-    table = pa.table(
-        {"word": words, "in_list": lists, "in_struct": pa.StructArray.from_arrays([words], ["w"])}
-    )
+    table = pa.table({"word": words, "in_list": lists, "in_struct": pa.StructArray.from_arrays([words], ["w"])})
     pq.write_table(table, tmp_path / "a.parquet")
     source = sources.files(tmp_path)
     [split] = source.plan({}, ALL, 0.0)
@@ -82,11 +80,28 @@ def test_rows_come_as_columns_of_plain_types(tmp_path):
 def test_wide_rows_come_in_chunks_of_a_few_megabytes(tmp_path):
     table = pa.table({"n": [f"{i:0100000d}" for i in range(300)]})
     pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
-    source = sources.files(tmp_path)
-    splits = source.plan({}, ALL, 0.0)
-    sizes = [chunk.rows.nbytes for split in splits for chunk in source.read(split)]
+    file = File("f", str(tmp_path / "a.parquet"), 1)
+    footer = parquet.read_footer(file.path)
+    [split] = parquet.plan([file], {}, ALL, lambda file: footer, smallest=1 << 40, largest=1 << 40)
+    sizes = [chunk.rows.nbytes for chunk in parquet.read(split)]
     assert sum(sizes) > 25 * MB
     assert max(sizes) < 9 * MB
+
+
+def test_a_split_reads_only_the_row_groups_that_it_needs(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"n": list(range(300))}), path, row_group_size=100, compression="none")
+    group = pq.read_metadata(path).row_group(1).column(0)
+    with open(path, "r+b") as file:  # whoever reads the group in the middle, fails
+        file.seek(group.dictionary_page_offset)
+        file.write(b"\xff" * group.total_compressed_size)
+    source = sources.files(path)
+    for start, stop in [(0, 100), (200, 300), (250, 270)]:
+        [split] = source.plan({"a.parquet": {"rows": start}}, Limit(rows=stop - start, bytes=1 << 30), 0.0)
+        assert [n for c in source.read(split) for n in c.rows["n"].to_pylist()] == list(range(start, stop))
+    [split] = source.plan({"a.parquet": {"rows": 50}}, Limit(rows=100, bytes=1 << 30), 0.0)
+    with pytest.raises(OSError):
+        list(source.read(split))
 
 
 def test_a_row_tells_its_file_and_number(tmp_path):
@@ -110,9 +125,7 @@ def test_a_file_without_rows_is_done_at_once(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"PAR1", b'{"n": 1}\n' * 10])
 def test_a_file_that_is_no_parquet_is_an_error_with_its_path(tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(
-        InvalidUse, match=r"/a.parquet: expected a Parquet file, got: .* Remove it or say its format"
-    ):
+    with pytest.raises(InvalidUse, match=r"/a.parquet: expected a Parquet file, got: .* Remove it or say its format"):
         sources.files(tmp_path).plan({}, ALL, 0.0)
 
 

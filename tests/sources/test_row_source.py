@@ -59,7 +59,5 @@ def test_a_list_that_lost_rows_is_an_error():
 
 @pytest.mark.parametrize("rows", ["abc", b"abc", {"n": 1}, 7, None])
 def test_a_single_row_is_no_list(rows):
-    with pytest.raises(
-        InvalidUse, match=r"rows\(list\): expected a list of rows, got .* Put the row in a list"
-    ):
+    with pytest.raises(InvalidUse, match=r"rows\(list\): expected a list of rows, got .* Put the row in a list"):
         sources.rows(rows)

@@ -175,7 +175,4 @@ class TestRate(SourceSuite):
         return lambda rows: clock.advance(len(rows) / 10)
 
     def some_rows(self, first, count):
-        return [
-            {"timestamp": self.START + timedelta(seconds=i / 10), "value": i}
-            for i in range(first, first + count)
-        ]
+        return [{"timestamp": self.START + timedelta(seconds=i / 10), "value": i} for i in range(first, first + count)]

@@ -33,9 +33,7 @@ def table(rows: list[Any]) -> pa.Table:
         raise InvalidUse("a Parquet file needs rows with fields, got rows without any. Use format='jsonl'.")
     for name in names:
         if not isinstance(name, str):
-            raise InvalidUse(
-                f"a Parquet column needs a string as its name, got {name!r}. Use format='jsonl'."
-            )
+            raise InvalidUse(f"a Parquet column needs a string as its name, got {name!r}. Use format='jsonl'.")
     return pa.table({name: _column(name, [record.get(name) for record in records]) for name in names})
 
 
@@ -64,8 +62,7 @@ def _column(name: str, values: list[Any]) -> Any:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
         raise InvalidUse(
-            f"field {name!r} cannot be a Parquet column: {error}. "
-            "Convert it with map(), or use format='jsonl'."
+            f"field {name!r} cannot be a Parquet column: {error}. Convert it with map(), or use format='jsonl'."
         ) from None
 
 

@@ -107,9 +107,7 @@ def refusal(where: str, error: OSError) -> MillpondError:
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Unavailable(f"{where}: the disk is full. Make room; nothing is lost.")
-    return InvalidUse(
-        f"{where}: expected a folder that can be written, got {error}. Mend the path or its rights."
-    )
+    return InvalidUse(f"{where}: expected a folder that can be written, got {error}. Mend the path or its rights.")
 
 
 def _make_folder(path: str) -> None:

@@ -77,8 +77,7 @@ def _header(file: IO[bytes], path: str, size: int) -> tuple[list[str] | None, in
     twice = sorted({name for name in fields if fields.count(name) > 1})
     if twice:
         raise InvalidUse(
-            f"{path}, line 1: expected each field once in the CSV header, got {twice[0]!r} twice. "
-            "Rename one of them."
+            f"{path}, line 1: expected each field once in the CSV header, got {twice[0]!r} twice. Rename one of them."
         )
     return fields, records.offset
 

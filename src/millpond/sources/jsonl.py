@@ -32,9 +32,9 @@ def read(split: Split) -> Iterator[Chunk]:
     with opened(path, size) as file:
         begin = split.start if compressed(path) else first_line_from(file, split.start, base, size)
         done = begin
-        at_end = begin < split.start
+        at_end = False
         told = -1  # the last offset that a chunk carried
-        if not at_end and (split.stop is None or begin < split.stop):
+        if split.stop is None or begin < split.stop:
             file.seek(begin)
             bound = None if compressed(path) else size
             for body, end in blocks(file, begin, split.stop, bound, SMALL_BLOCK if left else BLOCK):

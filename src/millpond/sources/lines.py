@@ -47,9 +47,7 @@ def opened(path: str, size: int) -> Iterator[IO[bytes]]:
             try:
                 yield cast(IO[bytes], unpacked)
             except (gzip.BadGzipFile, zlib.error) as error:
-                raise InvalidUse(
-                    f"{path}: expected gzip, as the name says, got {error}. Mend or rename it."
-                ) from None
+                raise InvalidUse(f"{path}: expected gzip, as the name says, got {error}. Mend or rename it.") from None
 
 
 def shrank(path: str, expected: int, came: int, what: str = "bytes") -> InvalidUse:

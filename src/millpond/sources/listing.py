@@ -36,9 +36,7 @@ class Location:
     def of(cls, path: str | os.PathLike[str]) -> Location:
         text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
         if not isinstance(text, str) or not text:
-            raise InvalidUse(
-                f"files(path): expected a file, a folder or a glob, such as 'orders/', got {path!r}"
-            )
+            raise InvalidUse(f"files(path): expected a file, a folder or a glob, such as 'orders/', got {path!r}")
         if "://" in text:
             raise InvalidUse(
                 f"files({text!r}): expected a path on a disk that every worker sees, got a URL. "
@@ -93,7 +91,5 @@ def _file(place: str, path: str) -> Iterator[File]:
     try:
         place.encode()
     except UnicodeEncodeError:
-        raise InvalidUse(
-            f"files: expected file names in UTF-8, got {os.fsencode(path)!r}. Rename the file."
-        ) from None
+        raise InvalidUse(f"files: expected file names in UTF-8, got {os.fsencode(path)!r}. Rename the file.") from None
     yield File(place, path, facts.st_size, facts.st_mtime_ns)

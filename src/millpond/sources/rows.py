@@ -29,9 +29,7 @@ class RowSource:
 
     def __init__(self, rows: Iterable[Any]) -> None:
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
-            raise InvalidUse(
-                f"rows(list): expected a list of rows, got {type(rows).__name__}. Put the row in a list."
-            )
+            raise InvalidUse(f"rows(list): expected a list of rows, got {type(rows).__name__}. Put the row in a list.")
         self._rows: list[Any] | None = rows if isinstance(rows, list) else list(rows)
 
     def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:

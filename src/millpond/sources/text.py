@@ -101,9 +101,7 @@ def _weight(file: File, start: int, stop: int | None) -> int:
     return file.size * GZIP_RATIO if stop is None else stop - start
 
 
-def _split(
-    file: File, format: str, start: int, stop: int | None, base: int, weight: int, **more: int
-) -> Split:
+def _split(file: File, format: str, start: int, stop: int | None, base: int, weight: int, **more: int) -> Split:
     # base: a start of a line at or before every split that this plan makes of the file
     detail = {"format": format, "path": file.path, "size": file.size, "base": base, **more}
     return Split(file.place, start, stop, weight=weight, detail=detail)

@@ -61,16 +61,12 @@ class SinkSuite:
         assert isinstance(sink, Sink)
         assert sink.where in ("driver", "workers")
 
-    def test_rows_arrive_in_their_order(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
-    ) -> None:
+    def test_rows_arrive_in_their_order(self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]) -> None:
         sink, rows = make_sink(), self.some_rows(0, 20)
         sink.deliver(rows, FIRST)
         assert held(sink) == rows
 
-    def test_batches_arrive_in_their_order(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
-    ) -> None:
+    def test_batches_arrive_in_their_order(self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]) -> None:
         sink = make_sink()
         for i in range(8, 12):  # one digit, then two: names that sort as text would turn them round
             sink.deliver(self.some_rows(i * 3, 3), replace(FIRST, batch=i))
@@ -113,9 +109,7 @@ class SinkSuite:
         sink.deliver(rows, other)
         assert held(sink) == rows + rows
 
-    def test_an_empty_delivery_leaves_no_row(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
-    ) -> None:
+    def test_an_empty_delivery_leaves_no_row(self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]) -> None:
         sink = make_sink()
         sink.deliver([], FIRST)
         assert held(sink) == []
@@ -128,9 +122,7 @@ class SinkSuite:
         make_sink().deliver(rows, FIRST)
         assert rows == before
 
-    def test_it_survives_the_way_to_a_worker(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
-    ) -> None:
+    def test_it_survives_the_way_to_a_worker(self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]) -> None:
         sink, rows = make_sink(), self.some_rows(0, 3)
         there = pickle.loads(pickle.dumps(sink))
         assert there.where == sink.where

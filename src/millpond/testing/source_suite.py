@@ -56,15 +56,13 @@ def rows_of(chunk: Chunk) -> Rows:
     [{'n': 1}, 2]
     """
     if isinstance(chunk.rows, pa.Table):
-        return chunk.rows.to_pylist()
+        return list(chunk.rows.to_pylist())
     if isinstance(chunk.rows, JsonLines):
         return [msgspec.json.decode(line) for line in chunk.rows.lines]
     return list(chunk.rows)
 
 
-def batches(
-    source: Source, rows: int, now: float, position: Mapping[str, Any] | None = None
-) -> Iterator[Batch]:
+def batches(source: Source, rows: int, now: float, position: Mapping[str, Any] | None = None) -> Iterator[Batch]:
     """Plan and read as a driver does, batch after batch, until nothing is planned.
 
     Every split is read by a copy of the source that went through pickle, as in a task elsewhere.
@@ -222,14 +220,10 @@ class SourceSuite:
         add_rows(self.some_rows(20, 5))
         assert [row for split in splits for chunk in source.read(split) for row in rows_of(chunk)] == rows
 
-    def test_every_split_says_how_far_it_came(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock
-    ) -> None:
+    def test_every_split_says_how_far_it_came(self, make_source: Callable[[Rows], Source], clock: ManualClock) -> None:
         source = make_source(self.some_rows(0, 50))
         for split in source.plan({}, Limit(rows=10**6, bytes=1 << 30), clock.now()):
-            assert list(source.read(split)), (
-                "a split without rows still has a chunk that carries its position"
-            )
+            assert list(source.read(split)), "a split without rows still has a chunk that carries its position"
 
     @pytest.mark.parametrize("limit", [1, 7])
     def test_it_resumes_from_every_committed_position(
@@ -268,9 +262,7 @@ class SourceSuite:
             assert [row for batch in later for row in batch.rows] == more
             last = later[-1]
 
-    def test_a_row_can_be_found_again(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock
-    ) -> None:
+    def test_a_row_can_be_found_again(self, make_source: Callable[[Rows], Source], clock: ManualClock) -> None:
         source = make_source(self.some_rows(0, 3))
         [*splits] = source.plan({}, Limit(rows=3, bytes=1 << 30), clock.now())
         chunks = [chunk for split in splits for chunk in source.read(split) if chunk.where and rows_of(chunk)]
