@@ -146,7 +146,8 @@ def first(field: Field = None) -> Aggregation:
     read = _reader(label, field)
 
     def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
-        return acc or [copy_value(read(row))]
+        value = read(row)  # a row without the field is a mistake, also where its value would not be kept
+        return acc or [copy_value(value)]
 
     return Aggregation("first", label, list, update, _RESULTS["first"], lambda a, b: a or b)
 
@@ -255,7 +256,7 @@ def top(k: int, field: Field = None, *, by: Field = None) -> Aggregation:
     rank = read if by is None else _reader(label, by)
 
     def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
-        new = rank(row)
+        value, new = read(row), rank(row)
         if new is None or new != new:
             return acc
         place = len(acc)
@@ -265,7 +266,7 @@ def top(k: int, field: Field = None, *, by: Field = None) -> Aggregation:
         except TypeError as error:
             raise _incomparable(label, new, error) from None
         if place < k:
-            acc.insert(place, [copy_value(new), copy_value(read(row))])
+            acc.insert(place, [copy_value(new), copy_value(value)])
         del acc[k:]
         return acc
 
@@ -403,7 +404,8 @@ def _by_time(kind: str, field: Field, beats: Callable[[Any, Any], bool]) -> Aggr
                 f"{label}: expected rows with an event time, but the stream has none; give it one with "
                 f"timestamp=…, or use {'first' if kind == 'earliest' else 'last'}, which goes by arrival"
             )
-        return [time, copy_value(read(row))] if not acc or beats(time, acc[0]) else acc
+        value = read(row)
+        return [time, copy_value(value)] if not acc or beats(time, acc[0]) else acc
 
     def merge(a: list[Any], b: list[Any]) -> list[Any]:
         return b if not a or (b and beats(b[0], a[0])) else a

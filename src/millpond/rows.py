@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from millpond.codec import IMMUTABLE, Codec, copy_value, decode_key
+from millpond.codec import Codec, copy_value, decode_key
 from millpond.flow import JsonLines
 
 Form = Literal["objects", "json", "arrow"]
@@ -87,11 +87,8 @@ class Rows:
 
     def pick(self, rows: Sequence[int]) -> Rows:
         """The rows at these places, in this order; a place may come more than once."""
-        data: Any
-        if self.form == "arrow":
-            data = self.data.take(pa.array(rows, pa.int64()))
-        else:
-            data = [self.data[i] for i in rows]
+        data: Any = self.data
+        data = data.take(pa.array(rows, pa.int64())) if self.form == "arrow" else [data[i] for i in rows]
         return Rows(
             data,
             [self.order[i] for i in rows],
@@ -161,8 +158,11 @@ def pack_rows(rows: Rows, codec: Codec) -> Blob:
         data = b"\n".join(rows.data)
     else:
         data = codec.encode_lines(rows.data)
-    used, index = np.unique(np.asarray(rows.keys.index, dtype=np.int32), return_inverse=True)
+    index = np.asarray(rows.keys.index, dtype=np.int64)
+    used = np.flatnonzero(np.bincount(index, minlength=len(rows.keys.encoded)))
     keys = [rows.keys.encoded[i] for i in used.tolist()]
+    place = np.zeros(len(rows.keys.encoded), dtype=np.int32)
+    place[used] = np.arange(len(used), dtype=np.int32)
     times = None
     if rows.times is not None:
         times = codec.encode(list(rows.times))
@@ -171,7 +171,7 @@ def pack_rows(rows: Rows, codec: Codec) -> Blob:
             rows.form,
             data,
             b"\n".join(keys),
-            index.astype(np.int32).tobytes(),
+            place[index].tobytes(),
             np.asarray(rows.order, dtype=np.int64).tobytes(),
             times,
         )
@@ -194,7 +194,3 @@ def unpack_rows(blob: Blob, codec: Codec) -> Rows:
         times=None if times is None else codec.decode(times),
         keys=Keys(keys.split(b"\n"), np.frombuffer(index, np.int32).tolist()),
     )
-
-
-def is_immutable(value: Any) -> bool:
-    return type(value) in IMMUTABLE

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -71,7 +71,7 @@ def _parquet(table: pa.Table, origin: Origin) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _text(values: Sequence[bytes | None]) -> pa.Array:
+def _text(values: Sequence[bytes | None]) -> Any:
     # Every value comes out of the codec, so it is UTF-8 already.
     return pa.array(values, pa.binary()).view(pa.string())
 
@@ -79,8 +79,8 @@ def _text(values: Sequence[bytes | None]) -> pa.Array:
 def pack_state(changes: Sequence[Change], origin: Origin) -> memoryview:
     """Changes, sorted by key and cell, as a Parquet file."""
     keys, cells, values, dues = zip(*changes, strict=True) if changes else ((), (), (), ())
-    deleted = pa.array([value is None for value in values], pa.bool_())
-    columns = [_text(keys), _text(cells), _text(values), deleted, pa.array(dues, pa.int64())]
+    written = _text(values)
+    columns = [_text(keys), _text(cells), written, written.is_null(), pa.array(dues, pa.int64())]
     return _parquet(pa.Table.from_arrays(columns, schema=STATE), origin)
 
 

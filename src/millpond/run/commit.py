@@ -25,7 +25,7 @@ from millpond.pipeline.graph import Program
 from millpond.run.batch import Computed, Plan, kept_positions, merged, plan_streams, positions_of, spark_batches
 from millpond.run.context import Context
 from millpond.run.delivery import Courier
-from millpond.run.plan import disagreement, grouped
+from millpond.run.plan import check_steps, disagreement, grouped
 from millpond.run.runtime import JobLost, Runtime
 from millpond.run.tasks import TooMuch
 from millpond.storage import Storage
@@ -192,6 +192,7 @@ class Driver:
                         f"partitions, and the program says partitions={partitions}. Leave partitions out, or say "
                         f"{last.partitions}."
                     )
+                check_steps(self.program, last)
                 record = last.followed_by(
                     "claim",
                     driver=self.id,

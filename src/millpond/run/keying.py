@@ -118,8 +118,16 @@ def parted(rows: Rows, partitions: int) -> dict[int, Rows]:
     owner = partitions_of(rows.keys.encoded, partitions)
     if len(owner) == 0:
         return {}
-    per_row = np.asarray(owner)[np.asarray(rows.keys.index, dtype=np.int64)]
+    index, order = np.asarray(rows.keys.index, dtype=np.int64), np.asarray(rows.order, dtype=np.int64)
+    per_row = np.asarray(owner)[index]
     found: dict[int, Rows] = {}
-    for partition in np.unique(per_row).tolist():
-        found[partition] = rows.pick(np.flatnonzero(per_row == partition).tolist())
+    for partition in range(partitions):
+        mine = np.flatnonzero(per_row == partition)
+        if len(mine) == 0:
+            continue
+        data = rows.data
+        data = data.take(pa.array(mine)) if rows.form == "arrow" else [data[i] for i in mine.tolist()]
+        times = None if rows.times is None else [rows.times[i] for i in mine.tolist()]
+        keys = Keys(rows.keys.encoded, index[mine])
+        found[partition] = Rows(data, order[mine], form=rows.form, times=times, keys=keys)
     return found

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
+from millpond.errors import Incompatible
+from millpond.log.record import Record
+from millpond.pipeline.graph import Program
 from millpond.run.context import Planned, Stage
+
+log = logging.getLogger("millpond")
 
 SMALL = 256 * 1024  # bytes that are not worth a second task
 
@@ -43,3 +49,19 @@ def disagreement(stage: Stage, partitions: int) -> str | None:
     if len(seen.pop()) != stage.tasks:
         return "a reading task is missing"
     return None
+
+
+LAYOUT = {"flat_apply": "apply", "update": "apply", "stateful_filter": "apply"}  # kinds that keep state alike
+
+
+def check_steps(program: Program, last: Record) -> None:
+    """Whether the program's steps can go on with the state that is kept under their names."""
+    for name, step in program.steps.items():
+        info = last.steps.get(name)
+        if info is not None and LAYOUT.get(info.kind, info.kind) != LAYOUT.get(step.kind, step.kind):
+            raise Incompatible(
+                f"app {program.app!r}: step {name!r} is a {step.kind} in the program, and its state was kept by a "
+                f"{info.kind}. Give the new step another name, or clear the app's state; nothing was changed."
+            )
+    for name in sorted(set(last.steps) - set(program.steps)):
+        log.warning("%s: step %r is no longer in the program; its state is kept", program.app, name)

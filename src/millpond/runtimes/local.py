@@ -23,14 +23,10 @@ class LocalRuntime:
         self._between = between or (lambda partition: None)
 
     def first_stage(self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]) -> Stage:
-        items: list[Item] = [
-            item
-            for task, planned in enumerate(tasks)
-            for item in read_task(program, context, task, planned, self._storage)
-        ]
         mine: list[list[object]] = [[] for _ in range(context.partitions)]
-        for partition, item in items:
-            mine[partition].append(item)
+        for task, planned in enumerate(tasks):
+            for partition, item in read_task(program, context, task, planned, self._storage):
+                mine[partition].append(item)
         results = [self._keyed(program, context, 1, p, mine[p], {}) for p in range(context.partitions)]
         return Stage(results, len(tasks))
 

@@ -7,6 +7,7 @@ value of their own, and a function that fails half-way has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 from millpond.codec import IMMUTABLE, Codec
@@ -32,6 +33,9 @@ class _Absent:
 ABSENT, DROPPED = _Absent(), _Absent()
 
 
+_first = itemgetter(0)
+
+
 class Values:
     """One value per key: what `stateful_map` and its like keep."""
 
@@ -42,23 +46,16 @@ class Values:
 
     def load(self, keys: Sequence[bytes]) -> list[Any]:
         """The value of each key: an immutable one, `Packed`, ABSENT or DROPPED."""
-        held, get, step, decode = self._held, self._view.get, self._step, self._codec.decode
-        found = []
-        for key in keys:
-            value = held.get(key)
-            if value is None:
-                data = get(step, key)
-                if data is None:
-                    value = ABSENT
-                elif data[0] in b'{["':  # a container, or text that may be a long one: decoded when asked
-                    value = Packed(data)
-                else:
-                    value = decode(data)
-                    if value is None:
-                        value = Packed(data)
-                held[key] = value
-            found.append(value)
-        return found
+        held, decode = self._held, self._codec.decode
+        fresh = [key for key in keys if key not in held] if held else keys
+        for key, data in zip(fresh, self._view.get_many(self._step, fresh), strict=True):
+            if data is None:
+                held[key] = ABSENT
+            elif data[0] in b'{["n':  # a container or a text, which is decoded when it is asked for
+                held[key] = Packed(data)
+            else:
+                held[key] = decode(data)
+        return [held[key] for key in keys]
 
     def save(self, keys: Sequence[bytes], before: Sequence[Any], after: Sequence[Any]) -> None:
         """Keep the values that are not those that were loaded."""
@@ -76,10 +73,16 @@ class Values:
 
     def changes(self) -> list[Change]:
         """What this batch has changed, sorted."""
-        encode = self._codec.encode
+        pairs = sorted(self._changed.items(), key=_first)
+        plain = [value for _, value in pairs if value.__class__ is not Packed and value.__class__ is not _Absent]
+        encoded = iter(self._codec.encode_many(plain))
         return [
-            Change(key, b"", None if value.__class__ is _Absent else _encoded(value, encode))
-            for key, value in sorted(self._changed.items())
+            Change(
+                key,
+                b"",
+                value.data if value.__class__ is Packed else None if value.__class__ is _Absent else next(encoded),
+            )
+            for key, value in pairs
         ]
 
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -122,9 +122,11 @@ class SparkRuntime:
         self._context.setJobDescription(f"{context.app}: batch {context.batch}, stage {stage}")
         try:
             yield
+        except (Py4JNetworkError, ConnectionError) as error:
+            raise Unavailable(
+                f"app {context.app!r}: Spark itself is gone: {_first(error)}. Run the app again."
+            ) from error
         except (Py4JError, PySparkException) as error:
-            if self._context._jsc is None:
-                raise Unavailable(f"app {context.app!r}: the SparkSession was stopped") from error
             log.warning("%s: batch %d is run again, its job failed: %s", context.app, context.batch, _first(error))
             raise JobLost(_first(error)) from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
 from typing import Any
@@ -29,10 +31,11 @@ def session(given: Any) -> SparkSession:
     """The session to run on, checked; `PYSPARK_PYTHON` is this very Python unless the user has said other."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     found = given if given is not None else _local()
-    if not hasattr(found, "_jsparkSession"):
+    if not isinstance(found, SparkSession):
         raise InvalidUse(
-            "run(spark): this is a Spark Connect session, which has no RDDs, and Millpond moves its rows "
-            "through them. Pass a classic SparkSession, for example SparkSession.builder.master('local[*,4]')."
+            f"run(spark): expected a classic SparkSession, got {type(found).__module__}.{type(found).__name__}. A "
+            "Spark Connect session has no RDDs, and Millpond moves its rows through them: make the session with, "
+            "for example, SparkSession.builder.master('local[*,4]')."
         )
     if found.sparkContext.getConf().get("spark.speculation", "false") == "true":
         raise InvalidUse(
@@ -49,12 +52,19 @@ def _local() -> SparkSession:
             builder = builder.config(name, value)
         builder = builder.config("spark.driver.memory", _memory())
     try:
-        return builder.getOrCreate()  # type: ignore[no-any-return]
+        made: SparkSession = builder.getOrCreate()
+        atexit.register(_end, made)
+        return made
     except (PySparkException, RuntimeError, FileNotFoundError) as error:
         raise InvalidUse(
             f"Spark could not be started: {error}. It needs a Java runtime, 17 or newer: install one "
             "(Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME."
         ) from error
+
+
+def _end(made: SparkSession) -> None:
+    with contextlib.suppress(Exception):  # the JVM may be gone before us
+        made.stop()
 
 
 def _memory() -> str:
