@@ -336,10 +336,10 @@ def open(state_dir: str, name: str) -> ReadOnlyApp:
     """An app's state, read-only, from any process that can read its `state_dir`.
 
     >>> import millpond as mp
-    >>> mp.open("memory://", "orders")
+    >>> mp.open("memory://shared", "orders")
     Traceback (most recent call last):
     ...
-    millpond.errors.InvalidUse: memory:// holds no app 'orders': check state_dir and the app's name
+    millpond.errors.InvalidUse: memory://shared holds no app 'orders': check state_dir and the app's name
     """
     return ReadOnlyApp(state_dir, name)
 

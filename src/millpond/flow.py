@@ -15,7 +15,12 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class Limit:
-    """How much one batch may read of a source, about."""
+    """How much one batch may read of a source, about.
+
+    >>> import millpond as mp
+    >>> mp.Limit(rows=100_000, bytes=1 << 28).rows
+    100000
+    """
 
     rows: int
     bytes: int
@@ -28,6 +33,10 @@ class Split:
     `place` names the entry of the source's position that reading this split moves, `partition` the
     ordered lane that its rows belong to. Splits of one place that stand in one plan follow each other
     without a gap, in the order of the plan. Everything in a split is plain JSON.
+
+    >>> import millpond as mp
+    >>> mp.Split("a.jsonl", start=0, stop=4096, weight=4096).place
+    'a.jsonl'
     """
 
     place: str
@@ -40,14 +49,24 @@ class Split:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """Rows that are still JSON text, one per element, decoded once and only where they are needed."""
+    """Rows that are still JSON text, one per element, decoded once and only where they are needed.
+
+    >>> import millpond as mp
+    >>> len(mp.JsonLines([b'{"n": 1}', b'{"n": 2}']).lines)
+    2
+    """
 
     lines: list[bytes]
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A piece of input that is no row: where it stands, what stands there and what is wrong with it."""
+    """A piece of input that is no row: where it stands, what stands there and what is wrong with it.
+
+    >>> import millpond as mp
+    >>> mp.BadRow("a.csv, line 3", "1,2,3", "expected 2 fields, got 3").where
+    'a.csv, line 3'
+    """
 
     where: str
     raw: Any
@@ -60,6 +79,10 @@ class Chunk:
 
     `position` is where the split's `place` stands once these rows are taken. `where(i)` says in words
     where row i came from ("orders/a.jsonl, line 17") and is asked only when that row is bad.
+
+    >>> import millpond as mp
+    >>> mp.Chunk([{"n": 1}, {"n": 2}], position=2).position
+    2
     """
 
     rows: pa.Table | JsonLines | list[Any]
@@ -74,6 +97,18 @@ class Source(Protocol):
 
     A position is a mapping of places to how far each has been read, all plain JSON. It starts empty,
     is kept in the ledger with the state that its rows made, and is only ever changed by commits.
+
+    >>> import millpond as mp
+    >>> class Countdown:
+    ...     def plan(self, position, limit, now):
+    ...         done = position.get("0", 0)
+    ...         return [mp.Split("0", done, 10)] if done < 10 else []
+    ...     def read(self, split):
+    ...         yield mp.Chunk([10 - n for n in range(split.start, split.stop)], split.stop)
+    >>> source = Countdown()
+    >>> [split] = source.plan({"0": 7}, mp.Limit(rows=100, bytes=1 << 20), now=0.0)
+    >>> [chunk.rows for chunk in source.read(split)]
+    [[3, 2, 1]]
     """
 
     def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
@@ -102,6 +137,12 @@ class Delivery:
 
     @property
     def id(self) -> str:
+        """All of it in one text.
+
+        >>> import millpond as mp
+        >>> mp.Delivery("orders", "5e1f", "totals", 42, 3).id
+        'orders/5e1f/totals/42/3'
+        """
         return f"{self.app}/{self.incarnation}/{self.sink}/{self.batch}/{self.partition}"
 
 
@@ -113,8 +154,25 @@ class Sink(Protocol):
     never before they are committed. A second call with the same delivery has the same rows: the sink
     must see to it that they count once, by the delivery's id. It raises `Unavailable` to be asked again
     later. `where` says who calls it: the driver, the workers, or, with a DataFrame, the Spark session.
+
+    >>> import millpond as mp
+    >>> class Latest:
+    ...     where = "driver"
+    ...     def __init__(self):
+    ...         self.held = {}
+    ...     def deliver(self, rows, delivery):
+    ...         self.held[delivery.id] = rows
+    >>> sink = Latest()
+    >>> sink.deliver([1, 2], mp.Delivery("orders", "5e1f", "totals", 42, 0))
+    >>> sink.where, sink.held
+    ('driver', {'orders/5e1f/totals/42/0': [1, 2]})
     """
 
-    where: Literal["driver", "workers", "session"]
+    @property
+    def where(self) -> Literal["driver", "workers", "session"]:
+        """Who calls `deliver`."""
+        ...
 
-    def deliver(self, rows: list[Any], delivery: Delivery) -> None: ...
+    def deliver(self, rows: list[Any], delivery: Delivery) -> None:
+        """Take the outputs of one partition and batch, so that a second call with them counts for nothing."""
+        ...

@@ -17,6 +17,7 @@ import pyarrow as pa
 from millpond.codec import Codec, copy_value, decode_key
 from millpond.flow import JsonLines
 
+Numbers = Sequence[int] | np.ndarray[Any, Any]  # whole numbers, one per row
 Form = Literal["objects", "json", "arrow"]
 
 _json = msgspec.json.Decoder()
@@ -27,7 +28,7 @@ class Keys:
 
     __slots__ = ("_objects", "encoded", "index")
 
-    def __init__(self, encoded: list[bytes], index: Sequence[int], objects: list[Any] | None = None) -> None:
+    def __init__(self, encoded: list[bytes], index: Numbers, objects: list[Any] | None = None) -> None:
         self.encoded, self.index, self._objects = encoded, index, objects
 
     @property
@@ -52,7 +53,7 @@ class Rows:
     def __init__(
         self,
         data: Any,
-        order: Sequence[int],
+        order: Numbers,
         *,
         form: Form = "objects",
         times: Sequence[Any] | None = None,

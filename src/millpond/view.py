@@ -31,7 +31,13 @@ Cells = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Moment:
-    """One entry of a key's history: the batch, its time, and the value then; a deletion has none."""
+    """One entry of a key's history: the batch, its time, and the value then; a deletion has none.
+
+    >>> import millpond as mp
+    >>> from datetime import UTC, datetime
+    >>> mp.Moment(7, datetime(2030, 1, 1, tzinfo=UTC), value=3).deleted
+    False
+    """
 
     batch: int
     time: datetime

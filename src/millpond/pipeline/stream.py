@@ -257,7 +257,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
 
         >>> import millpond as mp
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k")
-        >>> counted = rows.stateful_map("n", lambda key, row, n: (n + 1, n + 1), initial=0)
+        >>> counted = rows.stateful_map("count", lambda key, row, n: (n + 1, n + 1), initial=0)
         """
         options = {"f": _function(f, f"stateful_map({name!r})"), "initial": initial}
         return self._step(StatefulMap, name, "stateful_map", options, type, on_error)

@@ -131,11 +131,17 @@ class StateList:
         return self._at(index)
 
     def append(self, value: Any) -> None:
-        """Add a value at the end."""
+        """Add a value at the end.
+
+        >>> def f(row, state): state.list("recent").append(row)
+        """
         self.extend([value])
 
     def extend(self, values: Iterable[Any]) -> None:
-        """Add values at the end."""
+        """Add values at the end.
+
+        >>> def f(row, state): state.list("recent").extend(row["items"])
+        """
         head, tail = self._bounds()
         for value in values:
             self._cells.write(self._at(tail), value)
@@ -143,7 +149,10 @@ class StateList:
         self._bound(head, tail)
 
     def popleft(self) -> Any:
-        """Take the first value out; IndexError if there is none."""
+        """Take the first value out; IndexError if there is none.
+
+        >>> def f(row, state): return state.list("waiting").popleft()
+        """
         head, tail = self._bounds()
         if head == tail:
             raise IndexError("popleft from an empty list")
@@ -153,7 +162,10 @@ class StateList:
         return value
 
     def clear(self) -> None:
-        """Take all values out."""
+        """Take all values out.
+
+        >>> def f(row, state): state.list("recent").clear()
+        """
         head, tail = self._bounds()
         for index in range(head, tail):
             self._cells.drop(self._at(index))

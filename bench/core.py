@@ -1,0 +1,197 @@
+"""The core's speed, as ratios in one run: `make bench`, or `python bench/core.py [--quick]`.
+
+Every way keeps one running total per key over the same rows, durably, on two cores; the first batches of
+each, in which the JVM warms up, are left out. Medians of the seconds per batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+import numpy as np
+import peers
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+import millpond as mp
+from millpond.clock import SystemClock
+from millpond.flow import Limit
+from millpond.run.commit import Driver
+from millpond.run.loop import Settings
+from millpond.runtimes.local import LocalRuntime
+from millpond.storage import open_storage
+
+WARM = 2
+
+
+def add_up(key: str, row: dict[str, Any], total: float) -> tuple[dict[str, Any], float]:
+    total += row["value"]
+    return {"key": key, "offset": row["offset"], "total": total}, total
+
+
+def make_rows(folder: Path, files: int, rows: int, keys: int, jsonl: bool = False) -> str:
+    """Files of (key, offset, ts, value), one batch each."""
+    folder.mkdir(parents=True)
+    chance = np.random.default_rng(1)
+    for number in range(files):
+        which = chance.integers(0, keys, rows)
+        offsets = np.arange(number * rows, (number + 1) * rows)
+        table = pa.table(
+            {
+                "key": [f"user-{i}" for i in which.tolist()],
+                "offset": offsets,
+                "ts": (1_700_000_000_000_000 + offsets * 1000).astype("datetime64[us]"),
+                "value": chance.integers(0, 100, rows).astype("float64"),
+            }
+        )
+        if jsonl:
+            with (folder / f"p{number:04d}.jsonl").open("w") as file:
+                for row in table.to_pylist():
+                    file.write(json.dumps({**row, "ts": row["ts"].isoformat()}) + "\n")
+        else:
+            pq.write_table(table, folder / f"p{number:04d}.parquet")
+    return str(folder)
+
+
+def app_over(source: Any, state: Path) -> mp.App:
+    app = mp.App("bench", state_dir=str(state), partitions=2, local_dir=str(state / "local"))
+    totals = app.stream("rows", source).key_by("key").stateful_map("total", add_up, initial=0.0)
+    totals.to("out", mp.sinks.function(_ignore, where="workers"))
+    return app
+
+
+def _ignore(rows: list[Any], delivery: Any) -> None:
+    return None
+
+
+def millpond_batches(spark: SparkSession, source: Any, rows: int, place: Path) -> list[float]:
+    """Seconds per batch of Millpond, from commit to commit."""
+    state = place / f"state-{time.monotonic_ns()}"
+    app = app_over(source, state)
+    commits: list[float] = []
+
+    def hook(step: str, when: str) -> None:
+        if (step, when) == ("commit", "after"):
+            commits.append(time.perf_counter())
+
+    began = time.perf_counter()
+    app.run_with(Settings(until="caught-up", max_rows=rows), spark, hook)
+    shutil.rmtree(state)
+    return [b - a for a, b in zip([began, *commits], commits, strict=False)]
+
+
+def python_alone(folder: str, rows: int, place: Path) -> list[float]:
+    """CPU seconds per batch of all the Python work, reading to changelog, in one process without Spark."""
+    state = place / "state-python"
+    app = app_over(mp.sources.files(folder), state)
+    storage = open_storage(str(state))
+    driver = Driver(
+        app.program(),
+        LocalRuntime(storage),
+        storage,
+        SystemClock(),
+        partitions=2,
+        home=str(state / "local"),
+        threaded=False,
+    )
+    import gc
+
+    gc.disable()
+    found = []
+    for _ in range(8):
+        began = time.process_time()
+        driver.batch(Limit(rows, 1 << 30))
+        found.append(time.process_time() - began)
+    gc.enable()
+    return found
+
+
+def median(batches: list[float]) -> float:
+    return statistics.median(batches[WARM:] if len(batches) > WARM + 1 else batches)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="fewer batches: a check that it runs, not a measurement")
+    parser.add_argument("--no-peers", action="store_true", help="Millpond alone, for tuning")
+    quick = (options := parser.parse_args()).quick
+    place = Path(tempfile.mkdtemp(prefix="bench-"))
+    spark = (
+        SparkSession.builder.master("local[2,4]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "4g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.shuffle.reduceLocality.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    size = 10_000 if quick else 100_000
+    many, few = (4, 4) if quick else (12, 6)
+    table: list[tuple[str, str]] = []
+
+    def note(what: str, figure: str) -> None:
+        table.append((what, figure))
+        print(f"{what:70s} {figure}", flush=True)
+
+    for keys in (10_000, 200_000):
+        folder = make_rows(place / f"keys-{keys}", many, size, keys)
+        ours = size / median(millpond_batches(spark, mp.sources.files(folder), size, place))
+        if options.no_peers:
+            note(f"{keys:,} keys, batches of {size:,} rows: Millpond", f"{ours:,.0f} rows/s")
+            continue
+        short = make_rows(place / f"peer-{keys}", few, size, keys)
+        theirs = size / median(peers.transform_with_state(spark, short))
+        note(
+            f"{keys:,} keys, batches of {size:,} rows: Millpond / transformWithState (Row)",
+            f"{ours:,.0f} / {theirs:,.0f} rows/s = {ours / theirs:.1f}x",
+        )
+    small = make_rows(place / "small", 8 if quick else 24, 100, 100)
+    tiny = median(millpond_batches(spark, mp.sources.files(small), 100, place))
+    if not options.no_peers:
+        base = median(peers.count_only(spark, small))
+        note(
+            "a batch of 100 rows: Millpond / foreachBatch that only counts",
+            f"{tiny:.3f} / {base:.3f} s = {tiny / base:.2f}x",
+        )
+    else:
+        note("a batch of 100 rows: Millpond", f"{tiny:.3f} s")
+    wide = make_rows(place / "wide", 1 if quick else 4, size * 10, 10_000)
+    big = millpond_batches(spark, mp.sources.files(wide), size * 10, place)
+    note(f"batches of {size * 10:,} rows", f"{size * 10 / min(big):,.0f} rows/s")
+    parquet = str(place / "keys-10000")
+    alone = python_alone(parquet, size, place)
+    note("the Python work alone, reading to changelog and outputs, one core", f"{size / min(alone):,.0f} rows/s")
+    text = make_rows(place / "text", 4 if quick else 8, size, 10_000, jsonl=True)
+    lines = size / median(millpond_batches(spark, mp.sources.files(text), size, place))
+    columns = size / median(millpond_batches(spark, mp.sources.files(parquet), size, place))
+    note("JSON lines without a schema / Parquet", f"{lines:,.0f} / {columns:,.0f} rows/s = {lines / columns:.2f}x")
+    frame = spark.readStream.schema(peers.SCHEMA).option("maxFilesPerTrigger", 1).parquet(parquet)
+    framed = size / median(millpond_batches(spark, frame, size, place))
+    note(
+        "streaming DataFrame as the source / our own file source",
+        f"{framed:,.0f} / {columns:,.0f} rows/s = {framed / columns:.2f}x",
+    )
+    shutil.rmtree(place)
+    print("\n| what | figure |\n|---|---|")
+    for row in table:
+        print(f"| {row[0]} | {row[1]} |")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

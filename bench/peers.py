@@ -1,0 +1,72 @@
+"""Spark's own state in Python, and Spark doing next to nothing: what Millpond is measured against."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+SCHEMA = "key string, offset long, ts timestamp, value double"
+
+
+class RunningTotal(StatefulProcessor):
+    """One running total per key, with transformWithState."""
+
+    def init(self, handle: Any) -> None:
+        self.total = handle.getValueState("total", "total double")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timers: Any) -> Iterator[Row]:
+        held = self.total.get()
+        total = held[0] if held else 0.0
+        for row in rows:
+            total += row.value
+            yield Row(key=row.key, offset=row.offset, total=total)
+        self.total.update((total,))
+
+    def close(self) -> None:
+        pass
+
+
+def transform_with_state(spark: SparkSession, folder: str) -> list[float]:
+    """Seconds per batch of transformWithState (Row), RocksDB and changelog on, one file a batch."""
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    spark.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
+    spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+    rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(folder)
+    totals = rows.groupBy("key").transformWithState(
+        RunningTotal(), "key string, offset long, total double", "append", "none"
+    )
+    return _batches(totals)
+
+
+def count_only(spark: SparkSession, folder: str) -> list[float]:
+    """Seconds per batch of a foreachBatch that only counts its rows, one file a batch."""
+    return _batches(spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(folder), count=True)
+
+
+def _batches(frame: Any, count: bool = False) -> list[float]:
+    checkpoint = tempfile.mkdtemp(prefix="bench-peer-")
+
+    def take(batch: Any, number: int) -> None:
+        if count:
+            batch.count()
+        else:
+            batch.write.format("noop").mode("overwrite").save()
+
+    query = (
+        frame.writeStream.option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .outputMode("append")
+        .foreachBatch(take)
+        .start()
+    )
+    query.awaitTermination()
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    return [p["durationMs"]["triggerExecution"] / 1000 for p in query.recentProgress if p["numInputRows"]]
