@@ -99,7 +99,7 @@ def python_alone(folder: str, rows: int, place: Path) -> list[float]:
     storage = open_storage(str(state))
     driver = Driver(
         app.program(),
-        LocalRuntime(storage),
+        LocalRuntime(storage, SystemClock()),
         storage,
         SystemClock(),
         partitions=2,

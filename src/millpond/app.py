@@ -25,7 +25,7 @@ from millpond.run.loop import Settings, run
 from millpond.steps.failure import OnError, checked
 from millpond.storage import Storage, open_storage
 from millpond.timing import seconds
-from millpond.view import StateView, forget_replicas
+from millpond.view import StateView, forget_files, forget_replicas
 
 
 class App:
@@ -184,7 +184,8 @@ class App:
         self._stop.clear()
         self._running = True
         try:
-            with _signals(self._stop), SparkRuntime.opened(program, self.storage.url, spark) as runtime:
+            # A new session takes SIGINT for itself, to cancel its jobs: ours must come after it.
+            with SparkRuntime.opened(program, self.storage.url, spark) as runtime, _signals(self._stop):
 
                 def make() -> Driver:
                     runtime.begin()
@@ -280,6 +281,7 @@ class App:
         )
         ledger.append(cleared, last)
         forget_replicas(self.name, last.incarnation, self.local_dir)
+        forget_files(self.storage, self.name, before=number)
 
     def drop_outputs(self, sink: str) -> None:
         """Give up the outputs that were not delivered to a sink which is gone from the program.

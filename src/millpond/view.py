@@ -16,6 +16,7 @@ from millpond.codec import Codec, decode_key, encode_key, partition_of
 from millpond.errors import InvalidUse
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
+from millpond.log.paths import Paths
 from millpond.log.record import Record
 from millpond.replica import Replica, View, home
 from millpond.replica.local import replicated
@@ -250,3 +251,13 @@ class StateView:
 
 def forget_replicas(app: str, incarnation: str | None, place: str | None) -> None:
     home.forget(place or home.default_home(), app, incarnation)
+
+
+def forget_files(storage: Storage, app: str, before: int) -> None:
+    """Delete the segments of the batches before a record; only a clear, which has forgotten them, asks for that."""
+    paths = Paths(app)
+    for kind in ("steps", "outputs", "positions", "spark", "exchange"):
+        old = [
+            item.path for item in storage.list(f"{paths.root}/{kind}") if (paths.batch(item.path) or before) < before
+        ]
+        storage.delete(old)

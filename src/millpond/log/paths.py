@@ -64,6 +64,13 @@ class Paths:
         stem = record.rsplit("/", 1)[-1].removesuffix(".json")
         return int(stem) if len(stem) == 20 and stem.isdigit() else None
 
+    def batch(self, path: str) -> int | None:
+        """The batch in the path of anything that an attempt wrote; nothing if there is none."""
+        for element in reversed(path.split("/")):
+            if len(element) > 20 and element[:20].isdigit() and element[20] == "-":
+                return int(element[:20])
+        return None
+
     def state(self, step: str, partition: int, attempt: Attempt) -> str:
         return f"{self.root}/steps/{safe(step)}/{partition:05d}/{attempt}.parquet"
 

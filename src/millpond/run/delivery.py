@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 
 import numpy as np
 
 from millpond.clock import Clock
 from millpond.codec import Codec
-from millpond.errors import Unavailable
+from millpond.errors import MillpondError, StepFailed, Unavailable
 from millpond.flow import Delivery, Sink
 from millpond.log import pointer, segment
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
 from millpond.run.runtime import Parcel, Runtime
 from millpond.storage import Storage
+
+log = logging.getLogger("millpond")
 
 LONGEST_PAUSE = 60.0
 
@@ -44,7 +48,14 @@ def hand_over(storage: Storage, codec: Codec, sink: Sink, parcel: Parcel) -> Non
     place = np.asarray(orders)
     if len(place) > 1 and (np.diff(place) < 0).any():
         texts = [texts[i] for i in np.argsort(place, kind="stable").tolist()]
-    sink.deliver(codec.decode_many(texts), parcel.delivery)
+    try:
+        sink.deliver(codec.decode_many(texts), parcel.delivery)
+    except MillpondError:
+        raise
+    except Exception as error:
+        failed = f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        raise StepFailed(parcel.sink, batch=parcel.delivery.batch, error=failed, traceback=trace) from error
 
 
 class Courier:
@@ -121,6 +132,7 @@ class Courier:
             except Unavailable as error:
                 if self._stopping.is_set():
                     raise
+                log.warning("%s: sink %r is asked again: %s", self._program.app, name, error)
                 self._clock.sleep(pause if error.retry_after is None else error.retry_after)
                 pause = min(pause * 2, LONGEST_PAUSE)
 

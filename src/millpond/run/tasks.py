@@ -9,11 +9,12 @@ from __future__ import annotations
 import pickle
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millpond.clock import SystemClock, elapsed, new_id
-from millpond.errors import MillpondError, StepFailed
+from millpond.clock import Clock, SystemClock, elapsed, new_id
+from millpond.errors import MillpondError, StepFailed, Unavailable
 from millpond.flow import Chunk, JsonLines, Source
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
@@ -37,37 +38,51 @@ class TooMuch(MillpondError):
     """One reading task made more than can be moved at once: the batch is planned again, smaller."""
 
 
+@dataclass(frozen=True)
+class Tools:
+    """What a task works with; a test brings its own."""
+
+    storage: Storage
+    clock: Clock
+
+    @classmethod
+    def of(cls, context: Context) -> Tools:
+        return cls(open_storage(context.state_url), SystemClock())
+
+
 def read_task(
-    program: Program, context: Context, task: int, planned: list[Planned], storage: Storage | None = None
+    program: Program, context: Context, task: int, planned: list[Planned], tools: Tools | None = None
 ) -> Iterator[Item]:
     """Read splits, run what comes before `key_by`, and give every partition its blobs and a header."""
-    work = Work(program, context, 0)
+    tools = tools or Tools.of(context)
+    work = Work(program, context, 0, tools.clock)
 
     def read() -> list[Progress]:
         return [_read_split(work, program, item) for item in planned]
 
-    yield from _handed_over(work, task, read, storage)
+    yield from _handed_over(work, task, read, tools.storage)
 
 
 def read_rows_task(
     program: Program, context: Context, task: int, stream: str, place: int, chunks: Iterable[Chunk]
 ) -> Iterator[Item]:
     """The same for rows that someone else reads, as a streaming DataFrame does."""
-    work = Work(program, context, 0)
+    tools = Tools.of(context)
+    work = Work(program, context, 0, tools.clock)
 
     def read() -> list[Progress]:
         rows = _push(work, program, stream, place, chunks)
         return [Progress(stream, "", None, rows[0])]
 
-    yield from _handed_over(work, task, read, None)
+    yield from _handed_over(work, task, read, tools.storage)
 
 
-def _handed_over(work: Work, task: int, read: Callable[[], list[Progress]], storage: Storage | None) -> Iterator[Item]:
+def _handed_over(work: Work, task: int, read: Callable[[], list[Progress]], storage: Storage) -> Iterator[Item]:
     program, context = work.program, work.context
     nonce, progress = new_id(), []
     try:
         progress = read()
-        made = _written(work, storage or open_storage(context.state_url), task % context.partitions, nonce, 1)
+        made = _written(work, storage, task % context.partitions, nonce, 1)
     except Stop as stop:
         made = Made(failure=_portable(stop.failure))
     except MillpondError as error:
@@ -101,7 +116,7 @@ _NOWHERE = object()
 def _push(work: Work, program: Program, stream: str, place: int, chunks: Iterable[Chunk]) -> tuple[int, int, Any]:
     node = program.reads[stream]
     rows, size, position = 0, 0, _NOWHERE
-    for chunk in chunks:
+    for chunk in _reading(stream, chunks):
         work.read(node, chunk, (place << 32) + rows)
         data = chunk.rows
         if isinstance(data, JsonLines):
@@ -117,6 +132,16 @@ def _push(work: Work, program: Program, stream: str, place: int, chunks: Iterabl
     return rows, size, position
 
 
+def _reading(stream: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    try:
+        yield from chunks
+    except MillpondError:
+        raise
+    except Exception as error:
+        text = f"stream {stream!r}: its source failed while reading: {type(error).__name__}: {error}"
+        raise Unavailable(text) from error
+
+
 def keyed_task(
     program: Program,
     context: Context,
@@ -125,7 +150,7 @@ def keyed_task(
     items: list[Any],
     carried: dict[int, list[Piece]],
     *,
-    storage: Storage | None = None,
+    tools: Tools | None = None,
     rebuild: bool = False,
 ) -> Result:
     """Catch the replica up, run the stage's steps over the rows, write segments, return pointers."""
@@ -137,8 +162,8 @@ def keyed_task(
         result.headers = sorted(headers, key=lambda header: header.task)
     try:
         _all_of_one_attempt(headers, blobs)
-        storage = storage or open_storage(context.state_url)
-        return _keyed(program, context, stage, result, headers, blobs, carried, storage, rebuild)
+        tools = tools or Tools.of(context)
+        return _keyed(program, context, stage, result, headers, blobs, carried, tools, rebuild)
     except Incomplete as error:
         result.incomplete = str(error)
     except Stop as stop:
@@ -158,10 +183,10 @@ def _keyed(
     headers: list[Header],
     blobs: list[Any],
     carried: dict[int, list[Piece]],
-    storage: Storage,
+    tools: Tools,
     rebuild: bool,
 ) -> Result:
-    partition = result.partition
+    partition, storage = result.partition, tools.storage
     if any(h.made is not None and h.made.failure is not None for h in headers):
         return result
     arrived = [(exchange, blob) for _, _, _, exchange, blob in blobs]
@@ -173,7 +198,7 @@ def _keyed(
             arrived.append((exchange, blob))
 
     def work_on(replica: Replica) -> Result:
-        return _with_state(program, context, stage, partition, arrived, replica, storage, result)
+        return _with_state(program, context, stage, partition, arrived, replica, tools, result)
 
     return replicated(
         replica_folder(context, partition),
@@ -190,10 +215,10 @@ def _with_state(
     partition: int,
     arrived: list[tuple[int, bytes]],
     replica: Replica,
-    storage: Storage,
+    tools: Tools,
     result: Result,
 ) -> Result:
-    work = Work(program, context, stage)
+    work, storage = Work(program, context, stage, tools.clock), tools.storage
     with replica.view() as view:
         if view.position != context.base:
             raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {context.base}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from millpond.clock import SystemClock
+from millpond.clock import Clock
 from millpond.codec import Codec
 from millpond.flow import Chunk
 from millpond.log.segment import Origin, pack_outputs
@@ -24,10 +24,10 @@ from millpond.timing import as_time
 class Work:
     """The way of some rows through a program, within one task."""
 
-    def __init__(self, program: g.Program, context: Context, stage: int) -> None:
+    def __init__(self, program: g.Program, context: Context, stage: int, clock: Clock) -> None:
         self.program, self.context, self.stage = program, context, stage
         self.codec = Codec(program.types)
-        self.failures = Failures(context.batch, SystemClock(), self._bury)
+        self.failures = Failures(context.batch, clock, self._bury)
         self.running: dict[int, Running] = {}
         self.blobs: dict[int, dict[int, list[bytes]]] = {}  # exchange → partition → blobs
         self.blob_bytes = 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from millpond.clock import Clock
 from millpond.codec import Codec
 from millpond.pipeline.graph import Program
 from millpond.run.context import Context, Piece, Planned, Result, Stage
 from millpond.run.delivery import hand_over
 from millpond.run.runtime import Offer, Parcel
-from millpond.run.tasks import keyed_task, read_task
+from millpond.run.tasks import Tools, keyed_task, read_task
 from millpond.storage import Storage
 
 
@@ -18,14 +19,14 @@ class LocalRuntime:
 
     slots = 1
 
-    def __init__(self, storage: Storage, between: Callable[[int], None] | None = None) -> None:
-        self._storage = storage
+    def __init__(self, storage: Storage, clock: Clock, between: Callable[[int], None] | None = None) -> None:
+        self._storage, self._tools = storage, Tools(storage, clock)
         self._between = between or (lambda partition: None)
 
     def first_stage(self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]) -> Stage:
         mine: list[list[object]] = [[] for _ in range(context.partitions)]
         for task, planned in enumerate(tasks):
-            for partition, item in read_task(program, context, task, planned, self._storage):
+            for partition, item in read_task(program, context, task, planned, self._tools):
                 mine[partition].append(item)
         results = [self._keyed(program, context, 1, p, mine[p], {}) for p in range(context.partitions)]
         return Stage(results, len(tasks))
@@ -44,7 +45,7 @@ class LocalRuntime:
         items: list[object],
         carried: dict[int, list[Piece]],
     ) -> Result:
-        result = keyed_task(program, context, stage, partition, items, carried, storage=self._storage)
+        result = keyed_task(program, context, stage, partition, items, carried, tools=self._tools)
         self._between(partition)
         return result
 

@@ -28,8 +28,10 @@ from millpond.view import StateView
 WHENS: tuple[When, ...] = ("before", "during", "after")
 
 
-class Crashed(Exception):
+class Crashed(BaseException):
     """The batch died at the point that `crash` named; `restart` brings the app back.
+
+    It is no `Exception`: as with a process that dies, no handler of the program's gets to see it.
 
     >>> from millpond.testing import Crashed
     >>> str(Crashed("commit", "before"))
@@ -270,7 +272,7 @@ class TestDriver:
     def _begin(self) -> None:
         self._dead = False
         program = self._replaced(self._app.program())
-        runtime = LocalRuntime(self._storage, lambda partition: self._point("compute", "during"))
+        runtime = LocalRuntime(self._storage, self.clock, lambda partition: self._point("compute", "during"))
         self._driver = Driver(
             program,
             runtime,
