@@ -4,7 +4,7 @@ The store's key is `key NUL cell`; both are JSON text or plain names and hold no
 the cells of one key lie together and in order. LMDB takes keys of up to 511 bytes: a longer part is
 replaced by its beginning and a hash, and the whole of it is kept with the value.
 
-The store notices no flipped byte by itself, so every value begins with a checksum over key and value.
+The store notices no flipped byte by itself, so every value begins with a checksum over key, flags and value.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ def place(key: bytes, cell: bytes = b"") -> bytes:
 
 
 def prefix(key: bytes, cell: bytes = b"") -> bytes:
-    """What the places of all cells of a key, and of those that begin with `cell`, begin with."""
-    return _fit(key, _KEY_ROOM) + b"\x00" + cell
+    """What the places of all cells of a key, and of those that begin with `cell`, begin with.
+
+    Where `cell` is longer than what is kept of a long one, other cells may begin so too.
+    """
+    return _fit(key, _KEY_ROOM) + b"\x00" + cell[:_KEPT]
 
 
 def pack(at: bytes, key: bytes, cell: bytes, value: bytes, due: int | None = None) -> bytes:
@@ -51,7 +54,7 @@ def pack(at: bytes, key: bytes, cell: bytes, value: bytes, due: int | None = Non
         flags, value = DUE, _due.pack(due) + value
     if len(key) + len(cell) >= _KEY_ROOM:
         flags, value = flags | LONG, _sizes.pack(len(key), len(cell)) + key + cell + value
-    return _head.pack(crc32(value, crc32(at)), flags) + value
+    return _head.pack(crc32(value, crc32(at, flags)), flags) + value
 
 
 def unpack(at: bytes, data: bytes) -> bytes:
@@ -60,7 +63,7 @@ def unpack(at: bytes, data: bytes) -> bytes:
         raise Damaged(f"a value of {len(data)} bytes")
     check, flags = _head.unpack_from(data)
     value = data[5:]
-    if crc32(value, crc32(at)) != check:
+    if crc32(value, crc32(at, flags)) != check:
         raise Damaged(f"checksum of {at[:80]!r}")
     if flags:
         if flags & LONG:

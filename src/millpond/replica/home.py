@@ -64,9 +64,10 @@ def generation(folder: Path, number: int) -> Path:
 
 
 def discard_others(folder: Path, keep: Path) -> None:
-    """Remove the generations that nobody reads any more; a process that still has one open keeps its inode."""
+    """Remove older generations; a process that still has one open keeps its inode. A newer one may be in use."""
+    tail = f"-{boot()}"
     for name in os.listdir(folder):
-        if name.startswith("g") and folder / name != keep:
+        if name.startswith("g") and (name < keep.name or not name.endswith(tail)):
             shutil.rmtree(folder / name, ignore_errors=True)
 
 

@@ -4,10 +4,15 @@ The position is written in the same transaction as the data it stands for, so a 
 exact state at some record. Any process of the host may take it: LMDB lets one write and all read, and
 each reads one consistent version. What is damaged is thrown away and built anew from the log, in a
 new generation folder, because a process that has the old file open would go on reading it.
+
+LMDB notices no flipped byte. Each value has a checksum, but a page that leads a search astray has none: a
+key that is there would seem absent. So whoever has written to a store signs it with the size and the time
+of its file, and a file that anything else has touched since is not read at all.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,13 +21,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import lmdb
+import msgspec
 
+from millpond.errors import Unavailable
 from millpond.log.segment import Change
 from millpond.replica import home
 from millpond.replica.cells import Damaged, address, pack, place, prefix, unpack
 
 MAP_SIZE = 1 << 40  # address space, not memory: the file is sparse and grows with the data
 MAX_STEPS = 1024
+MOST_OPEN = 48  # stores in one process: address space has room for about a hundred of them
 _META = b"position"
 
 Applied = tuple[int, dict[str, Sequence[Change]]]  # a record's number, and its changes by step
@@ -31,12 +39,12 @@ Applied = tuple[int, dict[str, Sequence[Change]]]  # a record's number, and its 
 class View:
     """The state of one partition at one record, for reading; it stays as it is while others write."""
 
-    def __init__(self, replica: Replica, txn: Any, position: int) -> None:
-        self._replica, self._txn, self.position = replica, txn, position
+    def __init__(self, txn: Any, databases: dict[str, Any], position: int) -> None:
+        self._txn, self._databases, self.position = txn, databases, position
 
     def get(self, step: str, key: bytes, cell: bytes = b"") -> bytes | None:
         """The value of a cell; nothing if there is none. `Damaged` if the store cannot be trusted."""
-        database = self._replica.database(step, self._txn)
+        database = self._databases.get(step)
         if database is None:
             return None
         at = place(key, cell)
@@ -48,7 +56,7 @@ class View:
 
     def get_many(self, step: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """The same for the one cell of many keys, at a third of the price of as many calls."""
-        database = self._replica.database(step, self._txn)
+        database = self._databases.get(step)
         if database is None:
             return [None] * len(keys)
         get, cursor = self._txn.get, self._txn.cursor(db=database)
@@ -64,8 +72,11 @@ class View:
         return found
 
     def scan(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[tuple[bytes, bytes, bytes]]:
-        """Key, cell and value of all cells of a step, or of one key, or of its cells that begin so, in order."""
-        database = self._replica.database(step, self._txn)
+        """Key, cell and value of all cells of a step, or of one key, or of its cells that begin so.
+
+        The cells of one key come together, and in order as long as none of them is a long one.
+        """
+        database = self._databases.get(step)
         if database is None:
             return
         start = b"" if key is None else prefix(key, cell)
@@ -76,16 +87,18 @@ class View:
             if not at.startswith(start):
                 return
             value = unpack(at, data)
-            yield (*address(at, data), value)
+            found_key, found_cell = address(at, data)
+            if found_cell.startswith(cell):
+                yield found_key, found_cell, value
 
     def count(self, step: str) -> int:
         """How many cells a step holds."""
-        database = self._replica.database(step, self._txn)
+        database = self._databases.get(step)
         return 0 if database is None else int(self._txn.stat(database)["entries"])
 
     def _truly_absent(self, cursor: Any, at: bytes) -> None:
-        # A flipped byte in a key or a page leads a search astray, and a key that is there is not
-        # found. Its neighbours tell: they must be whole, and stand on either side of it.
+        # A flipped byte in a key leads a search astray, and a key that is there is not found. Its
+        # neighbours tell: they must be whole, and stand on either side of it.
         found = cursor.set_range(at)
         if found:
             if cursor.key() <= at:
@@ -97,49 +110,111 @@ class View:
             unpack(cursor.key(), cursor.value())
 
 
+class Replaced(Exception):
+    """Another process has thrown the store away and built a new one."""
+
+
+class _Meta(msgspec.Struct):
+    """What a store says of itself: the record it stands at, and the steps that it holds cells of."""
+
+    position: int = -1
+    steps: list[str] = msgspec.field(default_factory=list)
+
+
 class Replica:
     """One generation of one partition's store. One per process and path: LMDB allows no second."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        path.mkdir(parents=True, exist_ok=True)
-        self._env: Any = lmdb.open(
-            str(path),
-            map_size=MAP_SIZE,
-            max_dbs=MAX_STEPS,
-            max_readers=512,
-            sync=False,
-            metasync=False,
-            readahead=False,
-            lock=True,
-        )
-        self._inode = os.stat(path / "data.mdb").st_ino
-        self._databases: dict[str, Any] = {}
+        self.path, self._data = path, path / "data.mdb"
         self._pid = os.getpid()
+        self.users = 0  # how many are at work with it in this process
+        self._databases: dict[str, Any] = {}
+        path.mkdir(parents=True, exist_ok=True)
+        self._signature = os.open(path / "signature", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            with self._locked(fcntl.LOCK_EX):
+                is_new = not self._data.exists()
+                if not is_new:
+                    self._check()
+                self._env: Any = lmdb.open(
+                    str(path),
+                    map_size=MAP_SIZE,
+                    max_dbs=MAX_STEPS,
+                    max_readers=512,
+                    sync=False,
+                    metasync=False,
+                    readahead=False,
+                    lock=True,
+                )
+                self._env.reader_check()  # readers that were killed would keep their version for ever
+                if is_new:
+                    self._sign()
+                self._inode = os.stat(self._data).st_ino
+        except BaseException:
+            os.close(self._signature)
+            raise
 
     @property
     def usable(self) -> bool:
-        """Whether this handle still stands for what lies at its path, in this very process."""
-        try:
-            return self._pid == os.getpid() and os.stat(self.path / "data.mdb").st_ino == self._inode
-        except OSError:
-            return False
+        """Whether this handle still stands for what lies at its path, in this very process.
 
-    def database(self, step: str, txn: Any) -> Any:
-        found = self._databases.get(step)
-        if found is None:
-            try:
-                found = self._env.open_db(b"step:" + step.encode(), txn=txn, create=False)
-            except (lmdb.NotFoundError, lmdb.ReadonlyError):
-                return None
-            self._databases[step] = found
-        return found
+        `Damaged` if what lies there was touched by something else.
+        """
+        try:
+            if self._pid != os.getpid() or os.stat(self._data).st_ino != self._inode:
+                return False
+            with self._locked(fcntl.LOCK_SH):
+                self._check()
+        except (OSError, Replaced):
+            return False
+        return True
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
+        """From a write to its signature nobody looks; a writer that dies in between has not signed."""
+        fcntl.flock(self._signature, how)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._signature, fcntl.LOCK_UN)
+
+    def _looks(self) -> bytes:
+        found = os.stat(self._data)
+        return b"%d %d %d\n" % (found.st_ino, found.st_size, found.st_ctime_ns)
+
+    def _sign(self) -> None:
+        text = self._looks()
+        os.pwrite(self._signature, text, 0)
+        os.ftruncate(self._signature, len(text))
+
+    def _check(self) -> None:
+        try:
+            looks = self._looks()
+        except FileNotFoundError:
+            raise Replaced("another process keeps replacing it") from None
+        if os.pread(self._signature, 200, 0) != looks:
+            raise Damaged(f"{self._data} was touched by something else")
 
     @contextmanager
     def view(self) -> Iterator[View]:
         """What the replica holds now, and up to which record that is."""
+        with self._reading() as (txn, meta):
+            if all(step in self._databases for step in meta.steps):
+                yield View(txn, {step: self._databases[step] for step in meta.steps}, meta.position)
+                return
+        # LMDB forgets a database that was first opened by a reader, and a reader cannot see one that was
+        # opened after it began.
+        for step in meta.steps:
+            if step not in self._databases:
+                self._databases[step] = self._env.open_db(_name(step), create=False)
+        with self._reading() as (txn, meta):
+            known = {step: self._databases[step] for step in meta.steps if step in self._databases}
+            yield View(txn, known, meta.position)
+
+    @contextmanager
+    def _reading(self) -> Iterator[tuple[Any, _Meta]]:
         with self._env.begin(buffers=False) as txn:
-            yield View(self, txn, _position(txn))
+            yield txn, _meta(txn)
 
     def apply(self, records: Iterable[Applied]) -> int:
         """Apply the changes of the records that come next, each in one transaction; return the position.
@@ -148,27 +223,41 @@ class Replica:
         """
         position = -1
         for number, changes in records:
-            with self._env.begin(write=True) as txn:
-                position = _position(txn)
-                if number <= position:
-                    continue
-                if position >= 0 and number != position + 1:
-                    raise Damaged(f"position {position} cannot be followed by record {number}")
-                for step, step_changes in changes.items():
-                    database = self._env.open_db(b"step:" + step.encode(), txn=txn)
-                    _put(txn, database, step_changes)
-                txn.put(_META, pack(_META, b"", b"", str(number).encode()))
-                position = number
+            with self._locked(fcntl.LOCK_EX):
+                self._check()
+                position = self._apply(number, changes)
+                self._sign()
         return position
+
+    def _apply(self, number: int, changes: dict[str, Sequence[Change]]) -> int:
+        opened = {}
+        with self._env.begin(write=True) as txn:
+            meta = _meta(txn)
+            if number <= meta.position:
+                return meta.position
+            if meta.position >= 0 and number != meta.position + 1:
+                raise Damaged(f"position {meta.position} cannot be followed by record {number}")
+            for step, step_changes in changes.items():
+                opened[step] = self._env.open_db(_name(step), txn=txn, create=step not in meta.steps)
+                _put(txn, opened[step], step_changes)
+            meta = _Meta(number, sorted({*meta.steps, *changes}))
+            txn.put(_META, pack(_META, b"", b"", msgspec.json.encode(meta)))
+        self._databases.update(opened)
+        return number
 
     def close(self) -> None:
         if self._pid == os.getpid():
             self._env.close()
+            os.close(self._signature)
 
 
-def _position(txn: Any) -> int:
+def _name(step: str) -> bytes:
+    return b"step:" + step.encode()
+
+
+def _meta(txn: Any) -> _Meta:
     data = txn.get(_META)
-    return -1 if data is None else int(unpack(_META, data))
+    return _Meta() if data is None else msgspec.json.decode(unpack(_META, data), type=_Meta)
 
 
 def _put(txn: Any, database: Any, changes: Sequence[Change]) -> None:
@@ -183,33 +272,60 @@ def _put(txn: Any, database: Any, changes: Sequence[Change]) -> None:
         cursor.putmulti(puts)
 
 
-_open: dict[Path, Replica] = {}
+_open: dict[Path, Replica] = {}  # the one used last comes last
 _opening = threading.Lock()
 
 
-def _replica(folder: Path, *, anew: bool = False) -> Replica:
+@contextmanager
+def _borrowed(folder: Path, *, anew: bool) -> Iterator[Replica]:
     with _opening:
-        held = _open.get(folder)
-        if held is not None and not anew and held.usable:
+        try:
+            replica = _opened(folder, anew)
+        except FileNotFoundError:
+            raise Replaced("another process keeps replacing it") from None
+        except OSError as error:
+            raise Damaged(str(error)) from error
+        replica.users += 1
+        _open.pop(folder, None)
+        _open[folder] = replica
+        idle = [other for other, held in _open.items() if held.users == 0]
+        for other in idle[: max(0, len(_open) - MOST_OPEN)]:
+            _open.pop(other).close()
+    try:
+        yield replica
+    finally:
+        with _opening:
+            replica.users -= 1
+            if replica.users == 0 and _open.get(folder) is not replica:
+                replica.close()
+
+
+def _opened(folder: Path, anew: bool) -> Replica:
+    held = _open.get(folder)
+    if held is not None:
+        if not anew and held.usable:
             return held
-        if held is not None:
+        del _open[folder]
+        if held.users == 0:  # else the last one to use it closes it
             held.close()
-            del _open[folder]
-        numbers = home.generations(folder)
-        number = (numbers[-1] if numbers else 0) + (1 if anew or not numbers else 0)
-        _open[folder] = replica = Replica(home.generation(folder, number))
-        home.discard_others(folder, replica.path)
-        return replica
+    numbers = home.generations(folder)
+    number = (numbers[-1] if numbers else 0) + (1 if anew or not numbers else 0)
+    replica = Replica(home.generation(folder, number))
+    home.discard_others(folder, replica.path)
+    return replica
 
 
 def close_below(place: str) -> None:
     """Close the stores below a folder that this process has open."""
     with _opening:
         for folder in [folder for folder in _open if folder.is_relative_to(place)]:
-            _open.pop(folder).close()
+            held = _open.pop(folder)
+            if held.users == 0:
+                held.close()
 
 
 _BROKEN = (Damaged, lmdb.Error, UnicodeDecodeError, OverflowError)
+_ATTEMPTS = 4
 T = TypeVar("T")
 
 
@@ -220,15 +336,19 @@ def replicated(
 
     `missing(position)` gives the records after a position, -1 being before the first of them all.
     """
-    try:
-        return _caught_up(folder, missing, use, anew)
-    except _BROKEN:
-        return _caught_up(folder, missing, use, True)
-
-
-def _caught_up(folder: Path, missing: Callable[[int], Iterable[Applied]], use: Callable[[Replica], T], anew: bool) -> T:
-    replica = _replica(folder, anew=anew)
-    with replica.view() as view:
-        position = view.position
-    replica.apply(missing(position))
-    return use(replica)
+    trouble: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            with _borrowed(folder, anew=anew) as replica:
+                with replica.view() as view:
+                    position = view.position
+                replica.apply(missing(position))
+                return use(replica)
+        except Replaced as error:
+            trouble, anew = error, False
+        except _BROKEN as error:
+            trouble, anew = error, True
+    raise Unavailable(
+        f"local replica {folder}: it cannot be kept there: {trouble}. See that the folder can be written and its "
+        "disk is not full, or choose another local_dir; the state itself is safe in the log."
+    ) from trouble
