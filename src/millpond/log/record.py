@@ -121,7 +121,7 @@ def unpack(data: bytes, where: str) -> Record:
     """The record that these bytes hold, whole and unharmed, or `Corrupt`."""
     if not data:
         raise Corrupt(f"{where} is empty, as a power loss leaves a file. {_WAY_OUT}")
-    if not data.startswith(_HEAD) or checksum(data[_BODY:]).encode() != data[len(_HEAD) : len(_HEAD) + 32]:
+    if data[:_BODY] != _HEAD + checksum(data[_BODY:]).encode() + b'",':
         raise Corrupt(f"{where} is damaged: its checksum does not fit its bytes. {_WAY_OUT}")
     found = msgspec.json.decode(data).get("format")
     if found != FORMAT:
