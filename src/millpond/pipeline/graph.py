@@ -9,7 +9,7 @@ from typing import Any
 from millpond.errors import InvalidUse
 from millpond.flow import Sink
 from millpond.steps.base import Step
-from millpond.steps.failure import OnError
+from millpond.steps.failure import OnError, Retry
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class DeadLetters:
 
 Op = Read | Map | Filter | FlatMap | Inspect | WithTime | Branch | Pick | Union | Key | Keep | Deliver | DeadLetters
 
-CALLS_USER = (Map, Filter, FlatMap, Inspect, WithTime, Branch, Keep)
+# Behind these a function of the user's may change a row in place; a union hands on the very rows it was given.
+MAY_CHANGE = (Map, Filter, FlatMap, Inspect, WithTime, Branch, Keep, Union)
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
     for node in graph.nodes:
         if isinstance(node.op, DeadLetters) or behind_letters.intersection(node.inputs):
             behind_letters.add(node.id)
+    _check_letters(app, [graph.nodes[i] for i in behind_letters])
     own = [node.op.step for node in graph.nodes if isinstance(node.op, Keep)]
     found_types = dict.fromkeys([*types, *(t for step in own for t in step.types)])
     for part in (False, True):
@@ -207,3 +209,14 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
     if not any(isinstance(node.op, Read) for node in graph.nodes):
         raise InvalidUse(f"app {app!r} has no stream: add one with app.stream(name, source)")
     return Program(app, tuple(graph.nodes), tuple(tuple(c) for c in consumers), tuple(stages), tuple(found_types))
+
+
+def _check_letters(app: str, behind: list[Node]) -> None:
+    """A dead letter that fails cannot become one again: it would go round for ever, or be lost on its way back."""
+    for node in behind:
+        policy = node.op.step.on_error if isinstance(node.op, Keep) else node.on_error
+        if (policy.then if isinstance(policy, Retry) else policy) == "dead-letter":
+            raise InvalidUse(
+                f"app {app!r}: what stands behind app.dead_letters cannot have on_error=\"dead-letter\". Say "
+                '"stop" or "skip" there; in a union, begin with app.dead_letters, for the first stream decides.'
+            )

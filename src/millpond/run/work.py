@@ -40,7 +40,7 @@ class Work:
         if len(rows) == 0:
             return
         readers = self.program.consumers[node]
-        changers = [r for r in readers if isinstance(self.program.nodes[r].op, g.CALLS_USER)]
+        changers = [r for r in readers if isinstance(self.program.nodes[r].op, g.MAY_CHANGE)]
         for reader in readers:
             shared = reader in changers[:-1] or (reader in changers and len(changers) < len(readers))
             self._take(self.program.nodes[reader], rows.copied() if shared else rows)
@@ -135,8 +135,8 @@ class Work:
         if node is None:
             return
         for part in ("row", "key"):
-            try:
-                self.codec.encode(letter[part])
+            try:  # a letter of its own: the row may still be on its way elsewhere
+                letter[part] = self.codec.decode(self.codec.encode(letter[part]))
             except Exception:
                 letter[part] = repr(letter[part])
         self.leave(node, Rows([letter], [order]))
