@@ -103,7 +103,8 @@ class StatefulMap:
 
 def _clearer(error: Exception) -> Exception:
     """What was raised here, when the result was taken apart, in better words; the user's own as it is."""
-    trace = error.__traceback__
-    if type(error) in (TypeError, ValueError) and trace is not None and trace.tb_next is None:
-        return type(error)(f"{error}: the function of a stateful_map returns (output, state)").with_traceback(trace)
+    trace, text = error.__traceback__, str(error)
+    ours = type(error) in (TypeError, ValueError) and trace is not None and trace.tb_next is None
+    if ours and "unpack" in text:
+        return type(error)(f"{text}: the function of a stateful_map returns (output, state)").with_traceback(trace)
     return error
