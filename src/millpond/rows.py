@@ -7,7 +7,8 @@ time, and, after `key_by`, its key. Keys are held once each, as bytes, with an i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -195,3 +196,37 @@ def unpack_rows(blob: Blob, codec: Codec) -> Rows:
         times=None if times is None else codec.decode(times),
         keys=Keys(keys.split(b"\n"), np.frombuffer(index, np.int32).tolist()),
     )
+
+
+def in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
+    """The rows of some blobs in the order of the input rows that caused them.
+
+    Blobs that lie in that order, as most do, are unpacked one by one. They do not where rows come from several
+    partitions of an earlier stage, or have taken the ways of a branch and met again.
+    """
+    orders = [np.frombuffer(_unpack(blob)[4], np.int64) for blob in blobs]
+    ordered = all((np.diff(order) >= 0).all() for order in orders)
+    if ordered and all(one[-1] <= other[0] for one, other in pairwise(orders)):
+        yield from (unpack_rows(blob, codec) for blob in blobs)
+        return
+    parts = [unpack_rows(blob, codec) for blob in blobs]
+    if len({part.times is None for part in parts}) > 1:  # some of them have a time and some have none
+        yield from parts
+    else:
+        yield _merged(parts)
+
+
+def _merged(parts: list[Rows]) -> Rows:
+    place: dict[bytes, int] = {}  # key → its place among the distinct ones
+    index: list[int] = []
+    for part in parts:
+        assert part.keys is not None
+        places = [place.setdefault(key, len(place)) for key in part.keys.encoded]
+        index.extend(places[i] for i in part.keys.index)
+    together = Rows(
+        [row for part in parts for row in part.objects()],
+        [order for part in parts for order in part.order],
+        times=None if parts[0].times is None else [time for part in parts for time in part.times or ()],
+        keys=Keys(list(place), index),
+    )
+    return together.pick(np.argsort(np.asarray(together.order), kind="stable").tolist())

@@ -53,6 +53,7 @@ class Piece:
     path: str
     start: int
     length: int
+    checksum: int
 
 
 @dataclass

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from millpond.clock import Clock, SystemClock, elapsed, new_id
 from millpond.errors import MillpondError, StepFailed, Unavailable
@@ -22,7 +23,7 @@ from millpond.log.segment import Change, Origin
 from millpond.pipeline.graph import Keep, Program, Read
 from millpond.replica import Replica, home
 from millpond.replica.local import Applied, replicated
-from millpond.rows import unpack_rows
+from millpond.rows import in_order
 from millpond.run.context import Context, Header, Incomplete, Made, Piece, Planned, Progress, Result, Segments
 from millpond.run.work import Work
 from millpond.steps.base import Turn
@@ -189,13 +190,11 @@ def _keyed(
     partition, storage = result.partition, tools.storage
     if any(h.made is not None and h.made.failure is not None for h in headers):
         return result
-    arrived = [(exchange, blob) for _, _, _, exchange, blob in blobs]
+    arrived: dict[int, list[bytes]] = {}
+    for _, _, _, exchange, blob in blobs:
+        arrived.setdefault(exchange, []).append(blob)
     for exchange, pieces in carried.items():
-        for piece in pieces:
-            blob = storage.get_range(piece.path, piece.start, piece.length)
-            if blob is None:
-                raise Incomplete(f"{piece.path} is gone")
-            arrived.append((exchange, blob))
+        arrived.setdefault(exchange, []).extend(_fetched(storage, piece) for piece in pieces)
 
     def work_on(replica: Replica) -> Result:
         return _with_state(program, context, stage, partition, arrived, replica, tools, result)
@@ -208,12 +207,19 @@ def _keyed(
     )
 
 
+def _fetched(storage: Storage, piece: Piece) -> bytes:
+    blob = storage.get_range(piece.path, piece.start, piece.length)
+    if blob is None or crc32(blob) != piece.checksum:
+        raise Incomplete(f"{piece.path} is {'gone' if blob is None else 'damaged'}")
+    return blob
+
+
 def _with_state(
     program: Program,
     context: Context,
     stage: int,
     partition: int,
-    arrived: list[tuple[int, bytes]],
+    arrived: dict[int, list[bytes]],
     replica: Replica,
     tools: Tools,
     result: Result,
@@ -223,8 +229,9 @@ def _with_state(
         if view.position != context.base:
             raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {context.base}")
         work.begin(Turn(view, work.codec, work.failures, context.batch, context.now))
-        for exchange, blob in arrived:
-            work.leave(exchange, unpack_rows(blob, work.codec))
+        for exchange, blobs in arrived.items():
+            for rows in in_order(blobs, work.codec):
+                work.leave(exchange, rows)
         changed = _changes(program, work)
     nonce = new_id()
     segments: Segments = {}

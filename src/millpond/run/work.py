@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -296,7 +297,7 @@ class Work:
                 for partition, blobs in partitions.items():
                     pieces = carried.setdefault(exchange, {}).setdefault(partition, [])
                     for blob in blobs:
-                        pieces.append(Piece(path, len(data), len(blob)))
+                        pieces.append(Piece(path, len(data), len(blob), crc32(blob)))
                         data += blob
         return bytes(data), carried
 
