@@ -217,6 +217,6 @@ def _check_letters(app: str, behind: list[Node]) -> None:
         policy = node.op.step.on_error if isinstance(node.op, Keep) else node.on_error
         if (policy.then if isinstance(policy, Retry) else policy) == "dead-letter":
             raise InvalidUse(
-                f"app {app!r}: what stands behind app.dead_letters cannot have on_error=\"dead-letter\". Say "
+                f'app {app!r}: what stands behind app.dead_letters cannot have on_error="dead-letter". Say '
                 '"stop" or "skip" there; in a union, begin with app.dead_letters, for the first stream decides.'
             )
