@@ -19,7 +19,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.paths import Paths
 from millpond.log.record import Record
 from millpond.replica import Replica, View, home
-from millpond.replica.local import replicated
+from millpond.replica.local import close_below, replicated
 from millpond.run.context import Context
 from millpond.run.tasks import missing, replica_folder
 from millpond.steps.aggregate import results
@@ -130,11 +130,15 @@ class StateView:
             with replica.view() as view:
                 return use(view)
 
-        return replicated(
-            replica_folder(context, partition),
-            lambda position: missing(self._storage, context, partition, position),
-            reading,
-        )
+        try:
+            return replicated(
+                replica_folder(context, partition),
+                lambda position: missing(self._storage, context, partition, position),
+                reading,
+            )
+        finally:
+            if self._own_home is not None:  # its folder goes with this view: leave no store open in it
+                close_below(self._own_home.name)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a key, or the default.
@@ -150,7 +154,7 @@ class StateView:
         kind = self._kind(record)
 
         def use(view: View) -> Cells:
-            return [(cell, value) for _, cell, value in view.scan(self._name, encoded)]
+            return sorted((cell, value) for _, cell, value in view.scan(self._name, encoded))
 
         cells = self._read(record, partition_of(encoded, record.partitions), use)
         return self._value(kind, cells) if cells else default
@@ -169,7 +173,7 @@ class StateView:
         for partition in range(record.partitions):
             found = self._read(record, partition, lambda view: list(view.scan(self._name)))
             for key, cells in groupby(found, key=lambda cell: cell[0]):
-                yield decode_key(key), self._value(kind, [(cell, value) for _, cell, value in cells])
+                yield decode_key(key), self._value(kind, sorted((cell, value) for _, cell, value in cells))
 
     def history(self, key: Any) -> Iterator[Moment]:
         """Every value that a key has had, batch by batch, oldest first; deletions too.
