@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,8 @@ from typing import Any, Literal
 
 from millpond.app import App
 from millpond.clock import ManualClock
-from millpond.errors import InvalidUse
+from millpond.codec import NotEncodable, copy_value
+from millpond.errors import InvalidUse, MillpondError
 from millpond.flow import Chunk, Delivery, Limit, Sink, Split
 from millpond.log import pointer
 from millpond.log.ledger import Ledger
@@ -60,7 +62,15 @@ class _Sent:
         return [] if end == done else [Split("0", done, end)]
 
     def read(self, split: Split) -> Iterator[Chunk]:
-        yield Chunk(self.rows[split.start : split.stop], split.stop)
+        # Each time anew, as a broker would: a function may change the rows that it is given.
+        yield Chunk([_fresh(row) for row in self.rows[split.start : split.stop]], split.stop)
+
+
+def _fresh(row: Any) -> Any:
+    try:
+        return copy_value(row)
+    except NotEncodable:
+        return row
 
 
 class _Taken:
@@ -251,6 +261,9 @@ class TestDriver:
         ...     driver.output("out")
         [1]
         """
+        if self._driver is not None and not self._dead:  # it was not killed, so it goes in good order
+            with contextlib.suppress(MillpondError):
+                self._driver.release()
         self._app = app or self._app
         self._stop()
         if lose_replicas:
