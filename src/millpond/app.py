@@ -197,8 +197,13 @@ class App:
                         partitions=self.partitions,
                         home=self.local_dir,
                         hook=hook,
+                        stop=self._stop,
                     )
-                    runtime.resume(driver, caught_up=settings.until == "caught-up")
+                    try:
+                        runtime.resume(driver, caught_up=settings.until == "caught-up")
+                    except BaseException:
+                        driver.close()
+                        raise
                     return driver
 
                 run(make, settings, self._stop, self._clock)

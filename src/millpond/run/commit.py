@@ -13,6 +13,7 @@ one that claims the next number, delivers what is open, and plans on from the ne
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -51,6 +52,7 @@ class Driver:
         home: str | None,
         hook: Hook | None = None,
         threaded: bool = True,
+        stop: threading.Event | None = None,
     ) -> None:
         self.program, self.runtime, self.storage, self.clock = program, runtime, storage, clock
         self.id, self.home = new_id(), home
@@ -68,8 +70,13 @@ class Driver:
             dict(self.last.deliveries),
             lambda parcel: self._hook("deliver", "during"),
             threaded=threaded,
+            stop=stop,
         )
-        self._finish_open_deliveries()
+        try:
+            self._finish_open_deliveries()
+        except BaseException:
+            self.close()
+            raise
 
     # --- the six steps ---
 
@@ -242,10 +249,16 @@ class Driver:
         self.courier.wait()
 
     def release(self) -> None:
-        """Say what was delivered, and that nobody owns the app now. Called once, after the last batch."""
-        self.courier.wait()
+        """Say what was delivered, and that nobody owns the app now. Called after the last batch, perhaps twice."""
+        try:
+            self.courier.wait()
+        finally:
+            if self.last.kind != "release":
+                self._append(self._follow("release", time=self.clock.now()))
+
+    def close(self) -> None:
+        """Stop delivering; nothing of this driver goes on. May be called twice."""
         self.courier.close()
-        self._append(self._follow("release", time=self.clock.now()))
 
     def _follow(self, kind: Any, *, time: float, **own: Any) -> Record:
         delivered = self.courier.delivered

@@ -10,19 +10,20 @@ from collections.abc import Callable
 
 import numpy as np
 
-from millpond.clock import Clock
+from millpond.clock import Clock, elapsed
 from millpond.codec import Codec
 from millpond.errors import MillpondError, StepFailed, Unavailable
 from millpond.flow import Delivery, Sink
 from millpond.log import pointer, segment
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
-from millpond.run.runtime import Parcel, Runtime
+from millpond.run.runtime import Gone, JobLost, Parcel, Runtime
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")
 
 LONGEST_PAUSE = 60.0
+MOST_ATTEMPTS = 8  # at a delivery whose job fails; a sink that says it is unavailable is asked for ever
 
 
 def parcels(record: Record, sink: str) -> list[Parcel]:
@@ -53,16 +54,21 @@ def hand_over(storage: Storage, codec: Codec, sink: Sink, parcel: Parcel) -> Non
     except MillpondError:
         raise
     except Exception as error:
-        failed = f"{type(error).__name__}: {error}"
-        trace = "".join(traceback.format_exception(error))
-        raise StepFailed(parcel.sink, batch=parcel.delivery.batch, error=failed, traceback=trace) from error
+        raise failed(parcel, error) from error
+
+
+def failed(parcel: Parcel, error: Exception) -> StepFailed:
+    """What a sink of the user's raised, with its name and the batch."""
+    message = f"{type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error))
+    return StepFailed(parcel.sink, batch=parcel.delivery.batch, error=message, traceback=trace)
 
 
 class Courier:
     """Delivers one record after the other, in a thread of its own or where it is called.
 
     `delivered[sink]` says up to which record everything is there. A sink that is unavailable is asked
-    again, for as long as nobody stops the courier.
+    again, for as long as nobody sets `stop`; what is left then is delivered by the next driver.
     """
 
     def __init__(
@@ -75,6 +81,7 @@ class Courier:
         during: Callable[[Parcel], None],
         *,
         threaded: bool,
+        stop: threading.Event | None = None,
     ) -> None:
         self._program, self._runtime, self._storage, self._clock = program, runtime, storage, clock
         self._codec = Codec(program.types)
@@ -82,8 +89,10 @@ class Courier:
         self.delivered = delivered
         self._queue: queue.Queue[Record | None] = queue.Queue(maxsize=2)  # how far delivery may lag behind
         self._error: BaseException | None = None
-        self._stopping = threading.Event()
+        self._stop = stop or threading.Event()
+        self._hurried = self._closing = False
         self._thread = threading.Thread(target=self._work, name="millpond-delivery", daemon=True)
+        self._threaded = threaded
         if threaded:
             self._thread.start()
 
@@ -101,9 +110,13 @@ class Courier:
             self._queue.join()
         self._raise()
 
+    def hurry(self) -> None:
+        """Deliver what can be delivered now, and wait for no sink that is unavailable."""
+        self._hurried = True
+
     def close(self) -> None:
-        """Stop after the delivery in hand; what is left is delivered by the next driver."""
-        self._stopping.set()
+        """Stop after the delivery in hand; what is left is delivered by the next driver. May be called twice."""
+        self._hurried = self._closing = True
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -119,26 +132,47 @@ class Courier:
             self.delivered[name] = record.number
 
     def _patiently(self, name: str, sink: Sink, for_sink: list[Parcel]) -> None:
-        pause = 0.5
+        pause, attempt = 0.5, 1
         while True:
             try:
-                if sink.where != "driver":
-                    self._runtime.deliver(self._program, self._storage.url, for_sink)
-                else:
-                    for parcel in for_sink:
-                        self._during(parcel)
-                        hand_over(self._storage, self._codec, sink, parcel)
-                return
+                return self._once(sink, for_sink)
+            except Gone:
+                raise
             except Unavailable as error:
-                if self._stopping.is_set():
+                if self._in_a_hurry:
                     raise
-                log.warning("%s: sink %r is asked again: %s", self._program.app, name, error)
-                self._clock.sleep(pause if error.retry_after is None else error.retry_after)
-                pause = min(pause * 2, LONGEST_PAUSE)
+                wait, why = pause if error.retry_after is None else error.retry_after, str(error)
+            except JobLost as error:
+                if attempt == MOST_ATTEMPTS:
+                    batch = for_sink[0].delivery.batch
+                    raise Unavailable(f"sink {name!r}, batch {batch}: {attempt} deliveries failed: {error}") from error
+                wait, why, attempt = pause, str(error), attempt + 1
+            log.warning("%s: sink %r is asked again in %.1f s: %s", self._program.app, name, wait, why)
+            self._pause(wait)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _once(self, sink: Sink, for_sink: list[Parcel]) -> None:
+        if sink.where != "driver":
+            return self._runtime.deliver(self._program, self._storage.url, for_sink)
+        while for_sink:  # what was taken is not offered again when the next one is refused
+            self._during(for_sink[0])
+            hand_over(self._storage, self._codec, sink, for_sink[0])
+            del for_sink[0]
+
+    @property
+    def _in_a_hurry(self) -> bool:
+        return self._hurried or self._stop.is_set()
+
+    def _pause(self, seconds: float) -> None:
+        if not self._threaded:
+            return self._clock.sleep(seconds)
+        until = elapsed() + seconds
+        while (left := until - elapsed()) > 0 and not self._in_a_hurry:
+            self._stop.wait(min(left, 0.2))
 
     def _work(self) -> None:
         while (record := self._queue.get()) is not None:
-            if self._error is None and not self._stopping.is_set():
+            if self._error is None and not self._closing:
                 try:
                     self.deliver(record)
                 except BaseException as error:

@@ -40,21 +40,27 @@ class Heartbeat:
             self._storage.put(self._path, msgspec.json.encode(beat))
 
     def stop(self) -> None:
-        self._storage.delete([self._path])
+        """Take the heartbeat away, unless another driver has taken it over."""
+        beat = _read(self._storage, self._path)
+        if beat is not None and beat.driver == self._driver:
+            self._storage.delete([self._path])
 
 
 def seems_running(storage: Storage, app: str, clock: Clock) -> Beat | None:
     """Who seems to be running the app; nobody if the last heartbeat is old or its process is gone."""
-    data = storage.get(Paths(app).heartbeat)
-    if not data:
-        return None
-    try:
-        beat = msgspec.json.decode(data, type=Beat)
-    except msgspec.MsgspecError:
+    beat = _read(storage, Paths(app).heartbeat)
+    if beat is None:
         return None
     if beat.host == socket.gethostname():
         return beat if _alive(beat.pid) else None
     return beat if clock.now() - beat.time < FRESH else None
+
+
+def _read(storage: Storage, path: str) -> Beat | None:
+    try:
+        return msgspec.json.decode(storage.get(path) or b"", type=Beat)
+    except msgspec.MsgspecError:
+        return None
 
 
 def _alive(pid: int) -> bool:

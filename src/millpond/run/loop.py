@@ -47,28 +47,32 @@ def run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, c
 def _run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
     driver = make()
     heart = Heartbeat(driver.storage, driver.program.app, driver.id, clock)
-    limit = Limit(settings.max_rows, settings.max_bytes)
     try:
-        while not stop.is_set():
-            heart.beat(driver.last.number)
-            began = clock.now()
-            worked = driver.batch(limit)
-            if settings.until == "caught-up":
-                if not worked and driver.runtime.exhausted:
-                    break
-            elif sum(driver.last.rows.values()) * 2 < limit.rows or not worked:
-                stop.wait(max(0.0, began + settings.every - clock.now()))
+        _batches(driver, heart, settings, stop, clock)
+        driver.release()
     except Fenced:
-        driver.courier.close()
         raise
     except MillpondError:
-        # What was committed is delivered, and said to be, even though the next batch failed.
+        # What was committed is delivered, and said to be, even though the next batch failed; but nobody
+        # waits for a sink that is unavailable before they hear of it.
+        driver.courier.hurry()
         with contextlib.suppress(MillpondError):
             driver.release()
+        raise
+    finally:
+        driver.close()
+        with contextlib.suppress(MillpondError):
             heart.stop()
-        raise
-    except BaseException:
-        driver.courier.close()
-        raise
-    driver.release()
-    heart.stop()
+
+
+def _batches(driver: Driver, heart: Heartbeat, settings: Settings, stop: threading.Event, clock: Clock) -> None:
+    limit = Limit(settings.max_rows, settings.max_bytes)
+    while not stop.is_set():
+        heart.beat(driver.last.number)
+        began = clock.now()
+        worked = driver.batch(limit)
+        if settings.until == "caught-up":
+            if not worked and driver.runtime.exhausted:
+                break
+        elif sum(driver.last.rows.values()) * 2 < limit.rows or not worked:
+            stop.wait(max(0.0, began + settings.every - clock.now()))

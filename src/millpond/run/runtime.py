@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from millpond.errors import Unavailable
 from millpond.flow import Delivery
 from millpond.log.pointer import Pointer
 from millpond.pipeline.graph import Program
@@ -13,7 +14,11 @@ from millpond.run.context import Context, Piece, Planned, Stage
 
 
 class JobLost(Exception):
-    """The tasks of a batch could not be brought to an end, through no fault of the program's."""
+    """The tasks of a batch, or a delivery, could not be brought to an end, through no fault of the program's."""
+
+
+class Gone(Unavailable):
+    """Whoever ran the tasks is no more: nothing can be run again here, and the driver ends."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Runtime(Protocol):
         ...
 
     def deliver(self, program: Program, state_url: str, parcels: list[Parcel]) -> None:
-        """Give parcels to a sink whose place is not in the driver."""
+        """Give parcels to a sink whose place is not in the driver; `JobLost` if they may not all be there."""
         ...
 
     def offers(self, wait: float) -> list[Offer]:

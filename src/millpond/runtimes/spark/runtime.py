@@ -9,17 +9,17 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JNetworkError
-from pyspark.errors import PySparkException
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from millpond.codec import Codec
-from millpond.errors import MillpondError, Unavailable
+from millpond.errors import MillpondError
 from millpond.pipeline.graph import Program
 from millpond.run.commit import Driver
 from millpond.run.context import Context, Piece, Planned, Stage
-from millpond.run.delivery import hand_over
-from millpond.run.runtime import JobLost, Offer, Parcel
+from millpond.run.delivery import failed, hand_over
+from millpond.run.runtime import Gone, JobLost, Offer, Parcel
 from millpond.runtimes.spark.exchange import Exchange, KeyedTask, ReadTask
 from millpond.runtimes.spark.frames import Frames, FrameTask, plain_lines
 from millpond.runtimes.spark.session import session
@@ -27,6 +27,9 @@ from millpond.runtimes.spark.shipping import Shipped, ship_modules
 from millpond.storage import open_storage
 
 log = logging.getLogger("millpond")
+
+# What comes out of a call to Spark whose job failed, whose JVM died or whose session was stopped.
+_FAILED = (Py4JError, PySparkException, OSError, EOFError, AttributeError)
 
 
 class SparkRuntime:
@@ -59,7 +62,10 @@ class SparkRuntime:
 
     @property
     def slots(self) -> int:
-        return max(1, self._context.defaultParallelism)
+        try:
+            return max(1, self._context.defaultParallelism)
+        except _FAILED as error:
+            raise self._gone() from error
 
     def begin(self) -> None:
         """A driver is about to claim the app."""
@@ -71,13 +77,13 @@ class SparkRuntime:
 
     def close(self) -> None:
         self._frames.stop()
-        with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
+        with contextlib.suppress(*_FAILED):
             self._exchange.drop()
 
     # --- batches ---
 
     def first_stage(self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]) -> Stage:
-        with self._job(context, 1):
+        with self._job(context.app, f"batch {context.batch}, stage 1"):
             blobs, count = [], len(tasks)
             if tasks:
                 groups = self._context.parallelize(tasks, len(tasks))
@@ -93,54 +99,69 @@ class SparkRuntime:
     def next_stage(
         self, program: Program, context: Context, stage: int, carried: list[dict[int, list[Piece]]]
     ) -> Stage:
-        with self._job(context, stage):
+        with self._job(context.app, f"batch {context.batch}, stage {stage}"):
             return Stage(self._exchange.run(KeyedTask(self._shipped, context, stage, carried), None), 0)
 
     def deliver(self, program: Program, state_url: str, parcels: list[Parcel]) -> None:
-        sink = program.sinks[parcels[0].sink]
-        batch = parcels[0].delivery.batch
-        self._context.setJobDescription(f"{program.app}: batch {batch}, deliver to {parcels[0].sink}")
-        try:
+        shipped, first = self._shipped, parcels[0]
+        sink: Any = program.sinks[first.sink]
+        with self._job(program.app, f"batch {first.delivery.batch}, deliver to {first.sink}"):
             if sink.where == "session":
-                lines = self._context.parallelize(parcels, len(parcels)).flatMap(plain_lines(state_url, self._shipped))
-                sink.deliver_frame(self._spark, lines, parcels[0].delivery)  # type: ignore[attr-defined]
-                return
-            shipped = self._shipped
-            tasks = min(len(parcels), self.slots)
-            failed = (
-                self._context.parallelize(parcels, tasks)
-                .mapPartitions(lambda mine: _hand_over(shipped, state_url, mine))
-                .collect()
-            )
-        except (Py4JError, PySparkException) as error:
-            raise Unavailable(f"sink {parcels[0].sink!r}: its delivery job failed: {error}") from error
-        if failed:
-            raise failed[0]
+                lines = self._context.parallelize(parcels, len(parcels)).flatMap(plain_lines(state_url, shipped))
+                try:
+                    return sink.deliver_frame(self._spark, lines, first.delivery)  # type: ignore[no-any-return]
+                except (MillpondError, Py4JError, PySparkException) as error:
+                    if isinstance(error, AnalysisException):
+                        raise failed(first, error) from error
+                    raise
+                except Exception as error:
+                    raise failed(first, error) from error
+            tasks = self._context.parallelize(parcels, min(len(parcels), self.slots))
+            found = tasks.mapPartitions(lambda mine: _hand_over(shipped, state_url, mine)).collect()
+        if found:
+            raise found[0]
 
     @contextlib.contextmanager
-    def _job(self, context: Context, stage: int) -> Iterator[None]:
-        self._context.setJobDescription(f"{context.app}: batch {context.batch}, stage {stage}")
+    def _job(self, app: str, what: str) -> Iterator[None]:
+        """A job, or several, on Spark. What Spark says of one that failed is told in words of ours."""
         try:
+            self._context.setJobDescription(f"{app}: {what}")
             yield
-        except (Py4JNetworkError, ConnectionError) as error:
-            raise Unavailable(
-                f"app {context.app!r}: Spark itself is gone: {_first(error)}. Run the app again."
-            ) from error
-        except (Py4JError, PySparkException) as error:
-            log.warning("%s: batch %d is run again, its job failed: %s", context.app, context.batch, _first(error))
+        except _FAILED as error:
+            if not self._alive():
+                raise self._gone() from error
+            log.warning("%s: %s failed on Spark and is tried again: %s", app, what, _first(error))
             raise JobLost(_first(error)) from error
+
+    def _alive(self) -> bool:
+        try:
+            return self._context.defaultParallelism > 0
+        except _FAILED:
+            return False
+
+    def _gone(self) -> Gone:
+        return Gone(
+            f"app {self._program.app!r}: Spark is gone. Its JVM has ended (killed, or out of memory) or the "
+            "SparkSession was stopped. What was committed is safe; run the app again in a new process."
+        )
 
     # --- streaming DataFrames ---
 
     def offers(self, wait: float) -> list[Offer]:
-        return self._frames.offers(wait)
+        try:
+            return self._frames.offers(wait)
+        except _FAILED as error:
+            raise self._gone() from error
 
     def accept(self, offer: Offer) -> None:
         self._frames.accept(offer)
 
     @property
     def exhausted(self) -> bool:
-        return self._frames.exhausted
+        try:
+            return self._frames.exhausted
+        except _FAILED as error:
+            raise self._gone() from error
 
 
 def _hand_over(shipped: Shipped, state_url: str, parcels: Iterable[Parcel]) -> Iterator[MillpondError]:
