@@ -368,7 +368,8 @@ def _add(label: str, total: Any, value: Any) -> Any:
     if total is None:
         return int(value) if type(value) is bool else value
     try:
-        return _EXACT.add(total, value) if type(total) is type(value) is Decimal else total + value
+        # A Decimal and an int would be rounded too, so one Decimal is enough to add exactly.
+        return _EXACT.add(total, value) if Decimal in (type(total), type(value)) else total + value
     except TypeError:
         raise InvalidUse(
             f"{label}: expected numbers that can be added up, got {_short(value)} after {_short(total)}; "

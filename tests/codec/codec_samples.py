@@ -82,14 +82,10 @@ zones = st.one_of(
     st.timezones(),
     st.integers(-86_399, 86_399).map(lambda seconds: timezone(timedelta(seconds=seconds))),
 )
-texts = st.one_of(
-    st.text(), st.text().map("$".__add__), st.sampled_from(["", "null", '"$', "$tuple", "\x00\n"])
-)
+texts = st.one_of(st.text(), st.text().map("$".__add__), st.sampled_from(["", "null", '"$', "$tuple", "\x00\n"]))
 integers = st.one_of(st.integers(), st.integers(-(10**700), 10**700))
 datetimes = st.datetimes(timezones=zones, allow_imaginary=True)
-members = st.sampled_from(
-    [Color.RED, Color.GREEN, Size.SMALL, Mode.FAST, Rights.READ, Rights.READ | Rights.RUN]
-)
+members = st.sampled_from([Color.RED, Color.GREEN, Size.SMALL, Mode.FAST, Rights.READ, Rights.READ | Rights.RUN])
 
 hashable_atoms = st.one_of(
     st.none(),

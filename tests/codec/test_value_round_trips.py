@@ -179,9 +179,7 @@ def test_a_tzinfo_of_another_make_becomes_a_fixed_offset():
 def test_a_time_in_a_zone_needs_the_zone():
     noon = time(12, tzinfo=BERLIN)
     assert same(codec.decode(codec.encode(noon)), noon)
-    with pytest.raises(
-        Incompatible, match=r"expected the time zone 'Nowhere/Atlantis' on this machine.*tzdata"
-    ):
+    with pytest.raises(Incompatible, match=r"expected the time zone 'Nowhere/Atlantis' on this machine.*tzdata"):
         codec.decode(b'{"$time":"12:00:00","zone":"Nowhere/Atlantis"}')
 
 
@@ -212,9 +210,7 @@ def test_an_unknown_tag_asks_for_an_upgrade():
 )
 def test_damaged_text_is_called_corrupt_and_shown(data):
     def text_of(read, argument):
-        with pytest.raises(
-            Corrupt, match=r"stored value: expected JSON text that Millpond wrote, got b.*restore"
-        ) as e:
+        with pytest.raises(Corrupt, match=r"stored value: expected JSON text that Millpond wrote, got b.*restore") as e:
             read(argument)
         return str(e.value)
 

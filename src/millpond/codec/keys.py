@@ -144,6 +144,11 @@ _TREES: dict[type, Callable[[Any], Any]] = {
 def _datetime_tree(key: datetime, where: str) -> Tag:
     if key.tzinfo is None:
         return {"$datetime": key}
+    if key.utcoffset() is None:
+        raise InvalidUse(
+            f"{where}: expected a datetime whose tzinfo gives an offset, got {short(key)}; use datetime.timezone, "
+            "zoneinfo.ZoneInfo or a datetime without tzinfo"
+        )
     try:
         return {"$datetime": key.astimezone(UTC)}
     except (OverflowError, ValueError):
@@ -178,9 +183,7 @@ def _refusal(key: Any, where: str) -> InvalidUse:
             'filter(lambda row: row["customer"] is not None)'
         )
     if cls is float:
-        return InvalidUse(
-            f"{got} the float {key!r}; floats that look equal often are not: round to an int, or use str"
-        )
+        return InvalidUse(f"{got} the float {key!r}; floats that look equal often are not: round to an int, or use str")
     if cls is tuple:
         return InvalidUse(f"key: tuples are nested more than {MAX_DEPTH} levels deep; flatten the key")
     if cls is list:

@@ -46,9 +46,7 @@ class DataclassRecord:
         self._all = frozenset(self._names)
         self._known = frozenset(self._names) | _cached_properties(cls)
         # Plain attributes can be moved all at once; slots and other descriptors have to be asked one by one.
-        self._is_plain = not any(
-            hasattr(type(_class_attribute(cls, name)), "__set__") for name in self._names
-        )
+        self._is_plain = not any(hasattr(type(_class_attribute(cls, name)), "__set__") for name in self._names)
 
     def take(self, value: Any) -> dict[str, Any]:
         if self._is_plain:

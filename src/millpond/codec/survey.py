@@ -25,10 +25,7 @@ class Survey:
 
     def has_infinite(self) -> bool:
         """Whether a float is nan or infinite."""
-        return any(
-            not all(map(isfinite, [value for value in level if type(value) is float]))
-            for level in self.floats
-        )
+        return any(not all(map(isfinite, [value for value in level if type(value) is float])) for level in self.floats)
 
     def has_tag_like(self) -> bool:
         """Whether a key begins with "$"."""

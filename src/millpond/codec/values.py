@@ -103,11 +103,9 @@ class Codec:
         """
         try:
             value = _decode(data)
-            return self._untag(value) if b'"$' in data else value
-        except MillpondError:
-            raise
         except Exception as error:
             raise _unreadable(error, data) from error
+        return self._finish(value, data) if b'"$' in data else value
 
     def encode_many(self, values: Sequence[Any]) -> list[bytes]:
         """The texts of many values, several times faster than one by one.
@@ -128,19 +126,12 @@ class Codec:
         values: list[Any] = []
         try:
             values.extend(map(_decode, data))
-        except MillpondError:
-            raise
         except Exception as error:
             raise _unreadable(error, data[len(values)]) from error
         if b'"$' in b"".join(data):
             for index, text in enumerate(data):
                 if b'"$' in text:
-                    try:
-                        values[index] = self._untag(values[index])
-                    except MillpondError:
-                        raise
-                    except Exception as error:
-                        raise _unreadable(error, text) from error
+                    values[index] = self._finish(values[index], text)
         return values
 
     def encode_lines(self, values: Sequence[Any]) -> bytes:
@@ -162,13 +153,17 @@ class Codec:
         """
         try:
             values = _decode_lines(data)
-            if b'"$' in data:
-                self._untag(values)
+        except Exception as error:
+            raise _unreadable(error, data) from error
+        return self._finish(values, data) if b'"$' in data else values
+
+    def _finish(self, value: Any, text: bytes) -> Any:
+        try:
+            return self._untag(value)
         except MillpondError:
             raise
         except Exception as error:
-            raise _unreadable(error, data) from error
-        return values
+            raise _unreadable(error, text) from error
 
     def _untag(self, value: Any) -> Any:
         """Replaces tags by what they stand for; containers are fresh from the parser and changed in place."""
@@ -249,8 +244,7 @@ def _lines(values: Sequence[Any], start: int) -> bytes:
             return _tagged_lines(values, start)
         # msgspec writes nan and inf as null: where there is no null, there was none of them.
         if not (
-            (survey.floats and b"null" in lines and survey.has_infinite())
-            or (b'"$' in lines and survey.has_tag_like())
+            (survey.floats and b"null" in lines and survey.has_infinite()) or (b'"$' in lines and survey.has_tag_like())
         ):
             return lines
     return _tagged_lines(values, start)

@@ -11,15 +11,15 @@ from millpond.codec.refusal import NotEncodable, Refused, TooDeep, short
 
 def explain(refused: Refused, root: Any, index: int | None = None) -> NotEncodable:
     """The refusal in words, with the path from the whole value to the culprit."""
-    what, advice, path = refused.what, refused.advice, None
+    what, advice = refused.what, refused.advice
     if isinstance(refused, TooDeep):
         path = _find(root, lambda _, cyclic: cyclic)
         if path is not None:
             what = "cannot store a value that contains itself"
             advice = "store a reference, for example a key, instead of the value that is already above it"
-    if path is None:
-        path = _find(root, lambda value, _: value is refused.culprit) or "value"
-    return _error(f"{path}: {what}; {advice}", index)
+    else:
+        path = _find(root, lambda value, _: value is refused.culprit)
+    return _error(f"{path or 'value'}: {what}; {advice}", index)
 
 
 def explain_text(values: Sequence[Any], start: int) -> NotEncodable:
