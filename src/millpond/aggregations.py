@@ -357,10 +357,11 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {
 
 # Decimals are added without rounding up to this many digits, whatever context the caller has set.
 _EXACT = Context(prec=1000)
+_NUMBERS: tuple[type, ...] = (int, float, Decimal, timedelta)
 
 
 def _add(label: str, total: Any, value: Any) -> Any:
-    if not isinstance(value, (int, float, Decimal, timedelta)):
+    if not isinstance(value, _NUMBERS):
         raise InvalidUse(
             f"{label}: expected a number, got {_short(value)}; name a field that holds numbers, "
             'or give a function, for example lambda row: float(row["amount"])'
