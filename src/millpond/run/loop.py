@@ -46,7 +46,7 @@ def run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, c
 
 def _run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
     driver = make()
-    heart = Heartbeat(driver.storage, driver.program.app, driver.id, clock)
+    heart = Heartbeat(driver.storage, driver.program.app, driver.owner.id, clock)
     try:
         _batches(driver, heart, settings, stop, clock)
         driver.release()

@@ -1,0 +1,139 @@
+"""Owning an app: the claim that begins it, the records that follow each other, the release that ends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond.clock import Clock, new_id
+from millpond.errors import Fenced, Incompatible
+from millpond.log.ledger import Ledger, check_writable
+from millpond.log.record import FORMAT, Kind, Record, StepInfo
+from millpond.pipeline.graph import Program
+from millpond.run.context import Context, Segments
+from millpond.run.plan import check_steps
+from millpond.storage import Storage
+
+RECENT = 4  # records whose segments travel with a batch, so that replicas need not read the ledger
+
+
+class Owner:
+    """A driver's hold on its app. `last` is its newest record; a newer one of another's makes it `Fenced`."""
+
+    def __init__(
+        self, program: Program, storage: Storage, clock: Clock, partitions: int | None, by_default: int
+    ) -> None:
+        self.id = new_id()
+        self.ledger = Ledger(storage, program.app, clock)
+        self._program, self._storage, self._clock = program, storage, clock
+        self._recent: list[Record] = []
+        check_writable(storage, program.app)
+        self.last = self._claim(partitions, by_default)
+
+    def _claim(self, partitions: int | None, by_default: int) -> Record:
+        while True:
+            last = self.ledger.newest()
+            if last is None:
+                record = self._first(partitions or by_default)
+            else:
+                self._fits(last, partitions)
+                deliveries = self._deliveries(last)
+                record = last.followed_by("claim", **self._signed(), deliveries=deliveries)
+            try:
+                return self.ledger.append(record, last)
+            except Fenced:
+                continue  # another claim came first; the newest one owns the app, so ours follows it
+
+    def _signed(self) -> dict[str, Any]:
+        return {"driver": self.id, "attempt": new_id(), "time": self._clock.now()}
+
+    def _first(self, partitions: int) -> Record:
+        return Record(
+            format=FORMAT,
+            kind="claim",
+            app=self._program.app,
+            number=0,
+            incarnation=new_id(),
+            born=0,
+            previous="",
+            partitions=partitions,
+            deliveries=dict.fromkeys(self._program.sinks, 0),
+            **self._signed(),
+        )
+
+    def _fits(self, last: Record, partitions: int | None) -> None:
+        check_steps(self._program, last)
+        if partitions is not None and partitions != last.partitions:
+            raise Incompatible(
+                f"app {self._program.app!r} in {self._storage.url}: its state lies in {last.partitions} partitions, "
+                f"and the program says partitions={partitions}. Leave partitions out, or say {last.partitions}."
+            )
+
+    def _deliveries(self, last: Record) -> dict[str, int]:
+        """Where each sink stands; one that is new begins here, one that is gone must have nothing open."""
+        for sink, upto in last.deliveries.items():
+            if sink in self._program.sinks:
+                continue
+            records = self.ledger.between(max(upto, last.born - 1), last.number)
+            open_batches = [record.number for record in records if sink in record.outputs]
+            if open_batches:
+                raise Incompatible(
+                    f"app {self._program.app!r}: sink {sink!r} is gone from the program, and outputs of batches "
+                    f"{open_batches[0]} to {open_batches[-1]} were not delivered to it. Put the sink back and "
+                    f"run once more, or drop them on purpose with app.drop_outputs({sink!r})."
+                )
+        return {sink: last.deliveries.get(sink, last.number) for sink in self._program.sinks}
+
+    def open_deliveries(self) -> list[Record]:
+        """The records whose outputs may not be at every sink yet, oldest first."""
+        oldest = min(self.last.deliveries.values(), default=self.last.number)
+        return list(self.ledger.between(max(oldest, self.last.born - 1), self.last.number))
+
+    def write(self, kind: Kind, delivered: dict[str, int], **own: Any) -> Record:
+        """Write the next record, or stop as `Fenced`. It also says what has been delivered by now."""
+        steps = {name: StepInfo(step.kind, 1, step.detail) for name, step in self._program.steps.items()}
+        record = self.last.followed_by(
+            kind,
+            **{
+                **self._signed(),
+                "deliveries": {sink: delivered[sink] for sink in self._program.sinks},
+                "steps": {**self.last.steps, **steps},
+                **own,
+            },
+        )
+        self.last = self.ledger.append(record, self.last)
+        self._recent = [*self._recent, self.last][-RECENT:]
+        return self.last
+
+    def check(self) -> None:
+        """`Fenced` if another driver owns the app by now."""
+        newest = self.ledger.newest(near=self.last.number)
+        if newest is None or newest.checksum != self.last.checksum:
+            raise Fenced(
+                f"app {self._program.app!r} in {self._storage.url}: another driver owns it now. This one has "
+                "stopped; nothing is lost."
+            )
+
+    def context(self, now: float, home: str | None) -> Context:
+        """The next batch, as its tasks see it."""
+        last = self.last
+        return Context(
+            app=last.app,
+            incarnation=last.incarnation,
+            partitions=last.partitions,
+            batch=last.number + 1,
+            base=last.number,
+            born=last.born,
+            driver=self.id,
+            now=now,
+            state_url=self._storage.url,
+            home=home,
+            recent={record.number: _by_partition(record) for record in self._recent},
+        )
+
+
+def _by_partition(record: Record) -> dict[int, Segments]:
+    found: dict[int, Segments] = {}
+    for step, partitions in record.segments.items():
+        for partition, pointers in partitions.items():
+            found.setdefault(partition, {})[step] = pointers
+    return found
