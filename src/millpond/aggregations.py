@@ -357,7 +357,7 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {
 
 # Decimals are added without rounding up to this many digits, whatever context the caller has set.
 _EXACT = Context(prec=1000)
-_NUMBERS: tuple[type, ...] = (int, float, Decimal, timedelta)
+_NUMBERS: Any = (int, float, Decimal, timedelta)
 
 
 def _add(label: str, total: Any, value: Any) -> Any:
