@@ -28,7 +28,8 @@ LOCAL = {
 
 
 def session(given: Any) -> SparkSession:
-    """The session to run on, checked; `PYSPARK_PYTHON` is this very Python unless the user has said other."""
+    """The session to run on, checked; workers run this very Python unless the user has said other."""
+    said = "PYSPARK_PYTHON" in os.environ
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     found = given if given is not None else _local()
     if not isinstance(found, SparkSession):
@@ -37,7 +38,9 @@ def session(given: Any) -> SparkSession:
             "Spark Connect session has no RDDs, and Millpond moves its rows through them: make the session with, "
             "for example, SparkSession.builder.master('local[*,4]')."
         )
-    if found.sparkContext.getConf().get("spark.speculation", "false") == "true":
+    if not said:
+        found.sparkContext.pythonExec = sys.executable  # a session of the user's took any "python3" that there is
+    if found.sparkContext.getConf().get("spark.speculation", "false").lower() == "true":
         raise InvalidUse(
             "run(spark): spark.speculation is on, and two attempts at one delivery would fence each other. "
             "Make the session with spark.speculation=false."

@@ -1,0 +1,133 @@
+"""Programs in processes of their own: started, watched, stopped, killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 240.0  # seconds: a JVM starts slowly on a machine that is busy
+
+
+def eventually(found: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    """What `found` finds, as soon as it is something; a failed test if it never is."""
+    until = time.monotonic() + patience
+    while True:
+        result = found()
+        if result:
+            return result
+        assert time.monotonic() < until, f"waited {patience:.0f} s for {what}"
+        time.sleep(0.05)
+
+
+class Program:
+    """A running script, at the head of a process group that holds its JVM too."""
+
+    def __init__(
+        self,
+        script: Path,
+        *args: object,
+        logs: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        self.log = logs / f"{script.stem}-{len(list(logs.iterdir()))}.log"
+        # Without these a worker finds modules and the Python only if it is told where they are.
+        bare = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONPATH")}
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(script), *map(str, args)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**bare, **(env or {})},
+                cwd=cwd or logs,
+                start_new_session=True,
+            )
+        self.pid = self.process.pid
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait(self, patience: float = PATIENCE) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {patience:.0f} s:\n{self.output[-4000:]}") from None
+
+    def succeed(self) -> str:
+        """Wait for it; its output, if it has ended well."""
+        code = self.wait()
+        assert code == 0, f"exit code {code}:\n{self.output[-6000:]}"
+        return self.output
+
+    def wait_for(self, text: str) -> None:
+        """Wait until it has printed a text."""
+
+        def said() -> bool:
+            over = self.process.poll() is not None
+            if text in self.output:
+                return True
+            assert not over, f"ended with {self.process.returncode} and without {text!r}:\n{self.output[-6000:]}"
+            return False
+
+        eventually(said, repr(text))
+
+    def send(self, which: signal.Signals) -> None:
+        os.kill(self.pid, which)
+
+    def kill(self) -> None:
+        """kill -9 of the driver and its JVM at once."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+    def destroy(self) -> None:
+        for pid in [*descendants(self.pid), self.pid]:
+            try:
+                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.kill()
+
+
+def parents() -> dict[int, tuple[int, str]]:
+    """Every process of this machine that is alive: its parent and its command line."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                status = (entry / "stat").read_text().rpartition(")")[2].split()
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if status[0] != "Z":
+                found[int(entry.name)] = (int(status[1]), command)
+    return found
+
+
+def descendants(pid: int, matching: str = "") -> list[int]:
+    """The processes below one, whose command line holds a text."""
+    table = parents()
+    found, level = [], [pid]
+    while level:
+        level = [child for child, (parent, _) in table.items() if parent in level]
+        found += [child for child in level if matching in table[child][1]]
+    return found
+
+
+def workers(pid: int) -> list[int]:
+    """The Python workers of a driver: Spark forks them off a daemon, below its JVM."""
+    daemons = descendants(pid, "pyspark.daemon")
+    return [one for one in daemons if parents().get(one, (0, ""))[0] in daemons]
