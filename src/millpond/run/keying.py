@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -14,7 +14,11 @@ from millpond.pipeline.graph import Key
 from millpond.pipeline.stream import read_field
 from millpond.rows import Keys, Rows
 
-Failed = Callable[[int, Any, Exception], None]  # row, its object, what went wrong
+
+class Failed(Protocol):
+    """Told of a row that failed: its place, the row, what went wrong, and how to try it again if that may help."""
+
+    def __call__(self, i: int, row: Any, error: Exception, again: Callable[[], None] | None = None) -> None: ...
 
 
 def keyed(op: Key, rows: Rows, failed: Failed) -> Rows:
@@ -26,13 +30,17 @@ def keyed(op: Key, rows: Rows, failed: Failed) -> Rows:
         return Rows(rows.data, rows.order, form=rows.form, times=rows.times, keys=keys)
     good: list[int] = []
     encoded: list[bytes] = []
+    may_help = any(not isinstance(by, str) for by in op.by)  # a field that is not there will not come
+
+    def once(i: int, row: Any) -> None:
+        encoded.append(encode_key(_key(op, row)))
+        good.append(i)
+
     for i, row in enumerate(rows.objects()):
         try:
-            encoded.append(encode_key(_key(op, row)))
+            once(i, row)
         except Exception as error:
-            failed(i, row, error)
-        else:
-            good.append(i)
+            failed(i, row, error, (lambda i=i, row=row: once(i, row)) if may_help else None)  # type: ignore[misc]
     rows = rows if len(good) == len(rows) else rows.pick(good)
     return Rows(rows.data, rows.order, form=rows.form, times=rows.times, keys=_distinct(encoded))
 

@@ -16,7 +16,7 @@ from millpond.pipeline import graph as g
 from millpond.pipeline.stream import read_field
 from millpond.rows import Rows, pack_rows, shaped
 from millpond.run.context import Context, Made, Piece
-from millpond.run.keying import keyed, parted
+from millpond.run.keying import Failed, keyed, parted
 from millpond.steps.base import Running, Turn
 from millpond.steps.failure import BadInput, Failures
 from millpond.timing import as_time
@@ -61,12 +61,12 @@ class Work:
         elif not isinstance(op, (g.Read, g.DeadLetters, g.Pick)):
             self.leave(node.id, self._each(node, op, rows))
 
-    def _failed(self, node: g.Node, step: str, rows: Rows) -> Callable[[int, Any, Exception], None]:
-        def failed(i: int, row: Any, error: Exception) -> None:
+    def _failed(self, node: g.Node, step: str, rows: Rows) -> Failed:
+        def failed(i: int, row: Any, error: Exception, again: Callable[[], None] | None = None) -> None:
             if isinstance(error, LookupError) and type(error) is LookupError:
                 error = BadInput(str(error))
             key = None if rows.keys is None else rows.keys.of(i)
-            self.failures.row(node.on_error, step, error, key=key, row=row, order=rows.order[i])
+            self.failures.row(node.on_error, step, error, key=key, row=row, order=rows.order[i], again=again)
 
         return failed
 
@@ -120,11 +120,15 @@ class Work:
         parts: dict[str, list[int]] = {name: [] for name, _ in op.predicates}
         parts["rest"] = []
         failed = self._failed(node, "branch", rows)
+
+        def once(i: int, row: Any) -> None:
+            parts[next((name for name, f in op.predicates if f(row)), "rest")].append(i)
+
         for i, row in enumerate(rows.data):
             try:
-                parts[next((name for name, f in op.predicates if f(row)), "rest")].append(i)
+                once(i, row)
             except Exception as error:
-                failed(i, row, error)
+                failed(i, row, error, lambda i=i, row=row: once(i, row))  # type: ignore[misc]
         for reader in self.program.consumers[node.id]:
             pick = self.program.nodes[reader].op
             assert isinstance(pick, g.Pick)
@@ -311,7 +315,7 @@ class Work:
         return Made(skipped=dict(self.failures.skipped))
 
 
-def _raise(i: int, row: Any, error: Exception) -> None:
+def _raise(i: int, row: Any, error: Exception, again: Callable[[], None] | None = None) -> None:
     raise error
 
 
