@@ -101,8 +101,12 @@ class Courier:
         self._raise()
         if self._thread.is_alive():
             self._queue.put(record)
-        else:
+            return
+        try:
             self.deliver(record)
+        except BaseException as error:
+            self._error = error  # what comes after it must not be taken for delivered in its place
+            raise
 
     def wait(self) -> None:
         """Wait until all that was sent has been delivered."""
