@@ -280,6 +280,8 @@ class TestDriver:
     def _stop(self) -> None:
         self._driver = None
         self._crash = None
+        for taken in self._sinks.values():
+            taken.only = None
         close_below(self._home)
 
     def _begin(self) -> None:
