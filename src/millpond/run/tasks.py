@@ -319,7 +319,7 @@ def missing(storage: Storage, context: Context, partition: int, position: int) -
         if known is not None:
             segments = known.get(partition, {})
         else:
-            record = next(ledger.between(number - 1, number))
+            record = next(ledger.between(number - 1, context.base))
             segments = {step: parts[partition] for step, parts in record.segments.items() if partition in parts}
         yield number, {step: _read_changes(storage, pointers) for step, pointers in segments.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from millpond.log.segment import unpack_outputs
 from millpond.pipeline.graph import Deliver, Program, Read
 from millpond.replica.local import close_below
 from millpond.run.commit import STEPS, Driver, StepName, When
-from millpond.run.delivery import parcels
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.function import FunctionSink
 from millpond.storage import Storage, open_storage
@@ -76,20 +75,29 @@ def _fresh(row: Any) -> Any:
 class _Taken:
     """A sink that outlives crashes and holds each delivery once, as a transactional one would."""
 
-    def __init__(self, real: Sink | None) -> None:
+    def __init__(self, real: Sink | None, orders: Callable[[Delivery], list[int]]) -> None:
         self.where: Literal["driver", "workers", "session"] = "driver"
-        self.held: dict[str, list[Any]] = {}
         self.real = real
         self.only: int | None = None
+        self._orders = orders
+        self._held: dict[str, list[tuple[int, int, int, Any]]] = {}
+        self._incarnations: dict[str, int] = {}
 
     def deliver(self, rows: list[Any], delivery: Delivery) -> None:
-        if self.only is not None:
-            half, self.only = rows[: self.only], None
-            self.held[delivery.id] = half
-            raise Crashed("deliver", "during")
-        if self.real is not None:
+        half, self.only = self.only, None
+        if self.real is not None and half is None:
             self.real.deliver(rows, delivery)
-        self.held[delivery.id] = rows
+        incarnation = self._incarnations.setdefault(delivery.incarnation, len(self._incarnations))
+        placed = zip(self._orders(delivery), rows, strict=True)
+        self._held[delivery.id] = [(incarnation, delivery.batch, order, row) for order, row in placed][:half]
+        if half is not None:
+            raise Crashed("deliver", "during")
+
+    @property
+    def rows(self) -> list[Any]:
+        """What is there, in the order of the rows that caused it, whatever partition it came from."""
+        placed = [item for items in self._held.values() for item in items]
+        return [row for *_, row in sorted(placed, key=lambda item: item[:3])]
 
 
 class TestDriver:
@@ -202,16 +210,7 @@ class TestDriver:
         """
         if sink not in self._sinks:
             raise InvalidUse(f"output: the app has no sink {sink!r}; it has: {', '.join(self._sinks) or 'none'}")
-        held, found = self._sinks[sink].held, []
-        ledger = Ledger(self._storage, self._app.name, self.clock)
-        newest = ledger.newest()
-        for record in ledger.between(-1, newest.number if newest is not None else -1):
-            rows: list[tuple[int, Any]] = []
-            for parcel in parcels(record, sink):
-                orders = [o for s in parcel.segments for o in unpack_outputs(pointer.read(self._storage, s))[0]]
-                rows += zip(sorted(orders), held.get(parcel.delivery.id, []), strict=False)
-            found += [row for _, row in sorted(rows, key=lambda pair: pair[0])]
-        return found
+        return self._sinks[sink].rows
 
     def state(self, step: str) -> StateView:
         """A step's state, as of the newest commit.
@@ -308,11 +307,18 @@ class TestDriver:
                 op = replace(op, source=self._sources.setdefault(op.stream, _Sent()))
             elif isinstance(op, Deliver):
                 real = op.sink if isinstance(op.sink, FunctionSink) else None
-                taken = self._sinks.setdefault(op.name, _Taken(real))
+                taken = self._sinks.setdefault(op.name, _Taken(real, self._orders))
                 taken.real = real
                 op = replace(op, sink=taken)
             nodes.append(replace(node, op=op))
         return replace(program, nodes=tuple(nodes))
+
+    def _orders(self, delivery: Delivery) -> list[int]:
+        """The places of the rows that caused a delivery's, as its segments have them."""
+        record = Ledger(self._storage, self._app.name, self.clock).read(delivery.batch)
+        assert record is not None
+        files = record.outputs[delivery.sink][delivery.partition]
+        return sorted(order for file in files for order in unpack_outputs(pointer.read(self._storage, file))[0])
 
     def _point(self, at: StepName, when: When) -> None:
         if self._crash != (at, when):
