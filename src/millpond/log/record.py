@@ -132,6 +132,6 @@ def unpack(data: bytes, where: str) -> Record:
 
 
 _WAY_OUT = (
-    "Put the record back from a copy of the state directory, or clear the app's state and read its "
-    "input again; nothing has been changed."
+    "Put the record back from a copy of the state directory, or delete the app's folder there and read "
+    "its input again; nothing has been changed."
 )
