@@ -73,12 +73,11 @@ class Computed:
     skipped: dict[str, int] = field(default_factory=dict)
     carried: dict[int, dict[int, list[Piece]]] = field(default_factory=dict)
     failure: MillpondError | None = None
-    offers: int = 0
 
     @property
     def empty(self) -> bool:
         """Whether the batch read nothing at all, as when only a half-written line was there."""
-        return not (self.positions or self.rows or self.segments or self.outputs or self.offers)
+        return not (self.positions or self.rows or self.segments or self.outputs)
 
     def add(self, results: list[Result]) -> None:
         """The results of one stage, in the order of their partitions."""
@@ -89,8 +88,6 @@ class Computed:
                 for moved in header.progress:
                     if moved.place or moved.position is not None:
                         self.positions.setdefault(moved.stream, {})[moved.place] = moved.position
-                    else:
-                        self.offers += 1
                     self.rows[moved.stream] = self.rows.get(moved.stream, 0) + moved.rows
                     self.read_bytes[moved.stream] = self.read_bytes.get(moved.stream, 0) + moved.bytes
             for step, pointers in result.segments.items():

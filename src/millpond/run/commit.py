@@ -86,7 +86,7 @@ class Driver:
         if plan is None:
             return False
         computed = self._compute(plan, limit)
-        if computed.empty:
+        if computed.empty and not plan.offers:  # an offer is taken even if there is no row in it
             return False
         record = self._commit(plan, computed)
         self._deliver(record)

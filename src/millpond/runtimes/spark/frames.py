@@ -26,7 +26,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.codec import Codec
-from millpond.errors import Unavailable
+from millpond.errors import InvalidUse, Unavailable
 from millpond.flow import Chunk, Source
 from millpond.log import pointer, segment
 from millpond.log.record import Record
@@ -115,7 +115,10 @@ class Frames:
             writer = (
                 writer.trigger(availableNow=True) if caught_up else writer.trigger(processingTime="100 milliseconds")
             )
-            offered.query = writer.start()
+            try:
+                offered.query = writer.start()
+            except PySparkException as error:
+                raise InvalidUse(f"stream {stream!r}: its streaming DataFrame cannot be run: {error}") from error
             self._queries.append(offered)
 
     def offers(self, wait: float) -> list[Offer]:

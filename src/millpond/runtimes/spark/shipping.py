@@ -12,7 +12,7 @@ import zipfile
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from pyspark import Broadcast, SparkContext, cloudpickle
@@ -96,6 +96,9 @@ def ship_modules(context: SparkContext) -> None:
     folder = tempfile.mkdtemp(prefix="millpond-modules-")
     path = os.path.join(folder, f"modules-{digest.hexdigest()}.zip")
     with zipfile.ZipFile(path, "w") as archive:
+        # A package without __init__.py is found only where the archive names its folder.
+        for above in sorted({str(above) for target in files for above in PurePosixPath(target).parents} - {"."}):
+            archive.writestr(f"{above}/", b"")
         for target, real in files.items():
             archive.write(real, target)
     context.addPyFile(path)
