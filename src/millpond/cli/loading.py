@@ -1,0 +1,112 @@
+"""The user's file: run as Python runs a script, but without what a script does at its end."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from types import CodeType, ModuleType
+
+from millpond.app import App
+from millpond.errors import InvalidUse, MillpondError
+
+
+@contextlib.contextmanager
+def loaded(target: str) -> Iterator[App]:
+    """The app in `file.py` or `file.py:name`, for as long as it runs.
+
+    The file becomes the module `__main__`, as under `python file.py`: its functions and classes travel to the
+    workers by value, and state names the classes as that command names them, so that an app can be run in both
+    ways by turns. Its folder is the first that modules are looked for in. `__name__ == "__main__"` is false in
+    it, so that it does not run the app itself.
+    """
+    path, name = _parsed(target)
+    code = _code(path)
+    module = ModuleType("__main__")
+    module.__file__ = path
+    before = sys.modules.get("__main__"), sys.argv, list(sys.path)
+    sys.modules["__main__"], sys.argv = module, [path]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    try:
+        try:
+            exec(code, vars(module))
+        except MillpondError:
+            raise
+        except Exception as error:
+            raise InvalidUse(_failure(path, error)) from error
+        yield _app(module, path, name)
+    finally:
+        main, sys.argv, sys.path[:] = before
+        if main is not None:
+            sys.modules["__main__"] = main
+
+
+def _parsed(target: str) -> tuple[str, str | None]:
+    path, colon, name = target.rpartition(":")
+    if not colon or os.path.exists(target):
+        path, name = target, ""
+    if not os.path.isfile(path):
+        raise InvalidUse(
+            f"run {target}: expected a Python file, as in app.py or app.py:name, and there is no file {path!r}"
+        )
+    if colon and path != target and not name.isidentifier():
+        raise InvalidUse(f"run {target}: expected a name behind the colon, as in app.py:name, got {name!r}")
+    return path, name or None
+
+
+def _code(path: str) -> CodeType:
+    try:
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read(), path)
+        return compile(ast.fix_missing_locations(_NotMain().visit(tree)), path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise InvalidUse(
+            f"{path}{f', line {line}' if line else ''}: this is no Python: {getattr(error, 'msg', error)}"
+        ) from error
+
+
+class _NotMain(ast.NodeTransformer):
+    """Makes `__name__ == "__main__"` false, wherever a file asks.
+
+    A name other than `__main__` would do that too, and would be part of the name of every class in the state.
+    """
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        match node:
+            case ast.Compare(ast.Name("__name__"), [op], [ast.Constant("__main__")]) | ast.Compare(
+                ast.Constant("__main__"), [op], [ast.Name("__name__")]
+            ) if isinstance(op, ast.Eq | ast.NotEq):
+                return ast.copy_location(ast.Constant(isinstance(op, ast.NotEq)), node)
+        return self.generic_visit(node)
+
+
+def _failure(path: str, error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)
+    where = path if line is None else f"{path}, line {line}"
+    return f"{where}: the file could not be loaded, it raised {type(error).__name__}: {error}"
+
+
+def _app(module: ModuleType, path: str, name: str | None) -> App:
+    found = {key: value for key, value in vars(module).items() if isinstance(value, App)}
+    listed = ", ".join(found)
+    if name is not None:
+        if name in found:
+            return found[name]
+        raise InvalidUse(
+            f"{path}: expected an App named {name!r} at its top level; "
+            + (f"it has: {listed}" if found else "it has none")
+        )
+    apps = list({id(app): app for app in found.values()}.values())
+    if not apps:
+        raise InvalidUse(
+            f"{path}: expected an App at its top level, as in app = mp.App('orders'), and found none. What is made "
+            'in a function or below if __name__ == "__main__" is not seen.'
+        )
+    if len(apps) > 1:
+        raise InvalidUse(f"{path}: found several Apps: {listed}. Say which one, as in {path}:{next(iter(found))}")
+    return apps[0]

@@ -1,0 +1,34 @@
+"""`millpond run`: run the app in a file."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from millpond.cli.loading import loaded
+from millpond.cli.output import note
+
+
+class Until(StrEnum):
+    """When a run ends by itself."""
+
+    caught_up = "caught-up"
+
+
+def run(
+    target: Annotated[
+        str, typer.Argument(metavar="APP.PY[:NAME]", help="The file, and the App in it if it has several.")
+    ],
+    until: Annotated[
+        Until | None, typer.Option(help="End when every source is read; without it, run until stopped.")
+    ] = None,
+    every: Annotated[str, typer.Option(help="How often a batch begins where there is little to do.")] = "1s",
+    max_rows: Annotated[int, typer.Option(min=1, help="About how many rows a batch reads.")] = 100_000,
+    restarts: Annotated[int, typer.Option(min=0, help="How often a run that failed is begun anew.")] = 0,
+) -> None:
+    """Run the app in a Python file on Spark. Ctrl-C ends it after the batch in hand."""
+    with loaded(target) as app:
+        note(f"running app {app.name!r}; its state is in {app.storage.url}")
+        app.run(until="caught-up" if until else None, every=every, max_rows=max_rows, restarts=restarts)
