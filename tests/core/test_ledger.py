@@ -1,0 +1,570 @@
+"""The ledger: who owns an app, what a lost reply means, and what is damaged is said to be."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+from ledger_reader import commits, ledger, paths, rows_of
+from small_drivers import WHOLE, Lanes, driver_of, run_to_end
+
+import millpond as mp
+from millpond.clock import SystemClock
+from millpond.log.pointer import checksum
+from millpond.run.heartbeat import Heartbeat
+from millpond.storage import LocalStorage, open_storage
+from millpond.testing import Crashed, TestDriver
+from millpond.testing.faults import FaultyStorage
+
+STEPS = ["plan", "compute", "commit", "deliver", "acknowledge", "tidy"]
+WHENS = ["before", "during", "after"]
+
+
+def counting(name: str = "counts", **how: Any) -> mp.App:
+    app = mp.App(name, **how)
+    rows = app.stream("rows", mp.sources.rows([])).key_by(key=lambda key: key)
+    rows.aggregate("count", n=mp.count()).to("out", mp.sinks.memory())
+    return app
+
+
+def counts(driver: TestDriver) -> dict[Any, int]:
+    return {key: value["n"] for key, value in driver.state("count").items()}
+
+
+@pytest.fixture
+def storage() -> FaultyStorage:
+    return FaultyStorage(open_storage("memory://"))
+
+
+# --- a reply that was lost ---
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("how", ["conflict", "after", "before"])
+@pytest.mark.parametrize("record", ["the first claim", "a commit", "a claim", "a release"])
+def test_a_put_without_a_true_answer_counts_once(storage, record, how, times):
+    """The reply is lost, or our own success comes back as "already exists": what stands there is read back."""
+
+    def disturb():
+        for _ in range(times):
+            storage.fail_put("*/ledger/*", how=how)
+
+    if record == "the first claim":
+        disturb()
+    with TestDriver(counting(), storage=storage) as driver:
+        if record == "a commit":
+            disturb()
+        driver.send("rows", ["a"])
+        if record == "a claim":
+            driver.crash("plan")
+            with pytest.raises(Crashed):
+                driver.send("rows", [])
+        if record in ("a claim", "a release"):
+            disturb()
+        driver.restart()
+        driver.send("rows", ["a"])
+        assert counts(driver) == {"a": 2}
+        assert driver.output("out") == [{"key": "a", "n": 1}, {"key": "a", "n": 2}]
+    found = ledger(storage, "counts")
+    assert [r["number"] for r in found] == list(range(len(found)))
+    middle = ["claim"] if record == "a claim" else ["release", "claim"]
+    assert [r["kind"] for r in found] == ["claim", "commit", *middle, "commit"]
+
+
+def test_a_driver_gives_up_after_a_while_and_says_that_storage_does_not_answer(storage):
+    with TestDriver(counting(), storage=storage) as driver:
+        for _ in range(5):
+            storage.fail_put("*/ledger/*", how="before")
+        with pytest.raises(mp.errors.Unavailable, match="no answer"):
+            driver.send("rows", ["a"])
+        assert commits(storage, "counts") == []
+        driver.send("rows", [])
+        assert counts(driver) == {"a": 1}
+
+
+@pytest.mark.parametrize("kind", ["steps", "outputs"])
+@pytest.mark.parametrize("how", ["before", "after", "full"])
+def test_a_segment_that_could_not_be_written_stops_the_batch_and_nothing_counts(storage, kind, how):
+    with TestDriver(counting(), storage=storage) as driver:
+        storage.fail_put(f"*/{kind}/*", how=how)
+        with pytest.raises(mp.errors.Unavailable, match="as the test asked for"):
+            driver.send("rows", ["a"])
+        assert commits(storage, "counts") == []
+        assert driver.output("out") == []
+        driver.send("rows", ["b"])
+        assert counts(driver) == {"a": 1, "b": 1}
+        assert driver.output("out") == [{"key": "a", "n": 1}, {"key": "b", "n": 1}]
+
+
+def test_a_state_dir_that_cannot_be_written_is_said_before_anything_runs(storage):
+    storage.fail_put("*/.probe")
+    with pytest.raises(mp.errors.Unavailable, match=r"counts/\.probe"):
+        TestDriver(counting(), storage=storage)
+    assert ledger(storage, "counts") == []
+
+
+# --- who owns an app ---
+
+
+def test_of_two_drivers_the_newer_owns_the_app_and_the_older_stops_at_its_next_commit(storage):
+    with TestDriver(counting(), storage=storage) as older:
+        older.send("rows", ["a"])
+        with TestDriver(counting(), storage=storage) as newer:
+            before = ledger(storage, "counts")
+            with pytest.raises(mp.errors.Fenced, match="another driver"):
+                older.send("rows", ["b"])
+            assert ledger(storage, "counts") == before, "it has written no record"
+            assert older.output("out") == [{"key": "a", "n": 1}], "and delivered nothing more"
+            with pytest.raises(mp.errors.Fenced):
+                older.send("rows", ["c"])
+            newer.send("rows", ["x", "y"])  # its own source begins where the older one's stood, at row 1
+            assert counts(newer) == {"a": 1, "y": 1}
+
+
+def test_every_driver_begins_with_a_claim_and_numbers_are_never_used_again(storage):
+    with TestDriver(counting(), storage=storage) as driver:
+        for _ in range(3):
+            driver.restart()
+        driver.send("rows", ["a"])
+    found = ledger(storage, "counts")
+    assert [r["kind"] for r in found] == ["claim", "release"] * 3 + ["claim", "commit"]
+    assert [r["number"] for r in found] == list(range(8))
+    assert len({r["incarnation"] for r in found}) == 1
+    assert len({r["driver"] for r in found if r["kind"] == "claim"}) == 4
+    assert len({r["attempt"] for r in found}) == 8
+    assert [r["previous"] for r in found[1:]] == [r["checksum"] for r in found[:-1]]
+
+
+# In the middle of "acknowledge" there is nothing: only a streaming DataFrame is told anything.
+POINTS = [(at, when) for at in STEPS for when in WHENS if (at, when) != ("acknowledge", "during")]
+
+
+@pytest.mark.parametrize("at, when", POINTS)
+def test_a_driver_that_slept_at_any_point_while_another_worked_does_no_harm(storage, tmp_path, at, when):
+    """The older driver stops for a while in the middle of its second batch; a newer one comes, works, and goes on."""
+    lanes = {"0": [{"key": "ab"[n % 2], "n": n} for n in range(6)]}
+    held: dict[str, list[Any]] = {}
+
+    def build() -> mp.App:
+        app = mp.App("sleepy", partitions=2)
+        rows = app.stream("rows", Lanes(lanes)).key_by("key")
+        totals = rows.stateful_map("total", lambda k, row, s: ({"k": k, "n": s + row["n"]}, s + row["n"]), initial=0)
+        again = totals.key_by(all=lambda row: 0).stateful_map("seen", lambda k, row, s: (row, [*s, row]), initial=[])
+        again.to("out", mp.sinks.function(lambda rows, delivery: held.update({delivery.id: rows})))
+        return app
+
+    newer: list[Any] = []
+
+    def asleep(step, moment):
+        if not newer and (step, moment) == (at, when) and older.last.number >= (1 if STEPS.index(at) < 3 else 2):
+            newer.append(driver_of(build(), storage, tmp_path))
+            assert newer[0].batch(WHOLE)
+            assert newer[0].batch(WHOLE)
+
+    older = driver_of(build(), storage, tmp_path, asleep)
+    with pytest.raises(mp.errors.Fenced, match="another driver|begun anew"):
+        run_to_end(older)
+    assert newer, "nobody came to that point"
+    run_to_end(newer[0])
+    total: Counter[str] = Counter()
+    expected = []
+    for row in lanes["0"]:
+        total[row["key"]] += row["n"]
+        expected.append({"k": row["key"], "n": total[row["key"]]})
+    with TestDriver(build(), storage=storage) as reader:
+        assert dict(reader.state("total").items()) == dict(total)
+        assert reader.state("seen").get(0) == expected
+    assert sorted((row["k"], row["n"]) for rows in held.values() for row in rows) == sorted(
+        (row["k"], row["n"]) for row in expected
+    )
+
+
+@pytest.mark.parametrize("begun_anew", [False, True])
+def test_a_driver_whose_storage_was_wiped_stops_and_writes_no_record(storage, begun_anew):
+    with TestDriver(counting(), storage=storage) as driver:
+        driver.send("rows", ["a"])
+        storage.delete(paths(storage, ""))
+        if begun_anew:
+            with TestDriver(counting(), storage=storage) as other:
+                other.send("rows", ["z"])
+                other.send("rows", ["z"])
+        before = paths(storage, "counts/ledger")
+        with pytest.raises(mp.errors.Fenced, match="is gone or was begun anew"):
+            driver.send("rows", ["b"])
+        assert paths(storage, "counts/ledger") == before
+        assert driver.output("out") == [{"key": "a", "n": 1}]
+
+
+def test_a_state_dir_wiped_and_begun_anew_beside_an_old_replica(storage, tmp_path):
+    """The replica of the wiped history lies in the same place on the same host, and must not be taken for the new."""
+
+    def build(rows):
+        app = mp.App("anew", partitions=2)
+        keyed = app.stream("rows", Lanes({"0": rows})).key_by("key")
+        keyed.stateful_map("total", lambda k, row, s: (None, s + 1), initial=0)
+        return app
+
+    first = driver_of(build([{"key": "a"}] * 5), storage, tmp_path)
+    assert run_to_end(first) == 5
+    storage.delete(paths(storage, ""))
+    app = build([{"key": "a"}, {"key": "b"}])
+    assert run_to_end(driver_of(app, storage, tmp_path)) == 2
+    with TestDriver(app, storage=storage) as reader:
+        assert dict(reader.state("total").items()) == {"a": 1, "b": 1}
+
+
+# --- damage ---
+
+
+def record_path(storage: FaultyStorage, number: int) -> str:
+    return paths(storage, "counts/ledger")[number]
+
+
+def finished(storage: FaultyStorage, *batches: list[str]) -> None:
+    with TestDriver(counting(), storage=storage) as driver:
+        for batch in batches:
+            driver.send("rows", batch)
+
+
+def test_an_empty_record_is_corrupt_and_the_text_says_why(storage):
+    finished(storage, ["a"], ["b"])
+    storage.damage(record_path(storage, 2), "empty")
+    with pytest.raises(mp.errors.Corrupt, match=r"ledger record counts/ledger/0{19}2\.json is empty, as a power loss"):
+        TestDriver(counting(), storage=storage)
+
+
+def test_the_way_out_of_a_damaged_record_is_one(storage):
+    finished(storage, ["a"])
+    storage.damage(record_path(storage, 1))
+    with pytest.raises(mp.errors.Corrupt, match="or delete the app's folder there and read its input again"):
+        TestDriver(counting(), storage=storage)
+    storage.delete(paths(storage, "counts"))
+    with TestDriver(counting(), storage=storage) as driver:
+        driver.send("rows", ["a"])
+        assert counts(driver) == {"a": 1}
+
+
+def test_a_byte_flipped_anywhere_in_a_record_is_corrupt(storage):
+    finished(storage, ["a"])
+    path = record_path(storage, 1)
+    whole = storage.get(path)
+    for at in range(len(whole)):
+        for mask in (0xFF, 0x01, 0x20):
+            storage.put(path, whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
+            with pytest.raises(mp.errors.Corrupt, match=r"0001\.json is damaged: its checksum does not fit"):
+                mp.open(storage.url, "counts")
+    for size in (1, 12, 46, 47, len(whole) // 2, len(whole) - 1):
+        storage.put(path, whole[:size])
+        with pytest.raises(mp.errors.Corrupt, match="is damaged"):
+            mp.open(storage.url, "counts")
+    storage.put(path, whole + b" ")
+    with pytest.raises(mp.errors.Corrupt, match="is damaged"):
+        mp.open(storage.url, "counts")
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_a_damaged_record_stops_whoever_needs_it_and_changes_nothing(storage, number):
+    finished(storage, ["a"], ["b"], ["c"])
+    storage.damage(record_path(storage, number))
+    before = {path: storage.get(path) for path in paths(storage, "")}
+    with pytest.raises(mp.errors.Corrupt, match=re.escape(record_path(storage, number))):
+        # The newest is needed by every driver, an older one by whoever has no replica.
+        with TestDriver(counting(), storage=storage) as driver:
+            counts(driver)
+    after = {path: storage.get(path) for path in paths(storage, "")}
+    assert {path: after[path] for path in before} == before
+
+
+def test_a_missing_record_is_said_to_be_missing(storage):
+    finished(storage, ["a"], ["b"], ["c"])
+    gone = record_path(storage, 2)
+    storage.delete([gone])
+    with TestDriver(counting(), storage=storage) as driver:
+        with pytest.raises(mp.errors.Corrupt, match=f"{re.escape(gone)} is missing, and record 4 builds on it"):
+            counts(driver)
+
+
+def test_a_record_under_another_number_is_corrupt(storage):
+    finished(storage, ["a"], ["b"])
+    storage.put(record_path(storage, 2), storage.get(record_path(storage, 1)))
+    with pytest.raises(mp.errors.Corrupt, match="holds record 1, expected 2: files were renamed or copied"):
+        TestDriver(counting(), storage=storage)
+
+
+def test_a_folder_that_holds_another_apps_ledger_is_refused(storage):
+    finished(storage, ["a"])
+    for path in paths(storage, "counts"):
+        storage.put(path.replace("counts/", "sums/", 1), storage.get(path))
+    with pytest.raises(mp.errors.Incompatible, match="the folder of app 'sums' holds the ledger of app 'counts'"):
+        TestDriver(counting("sums"), storage=storage)
+
+
+def test_a_record_of_a_newer_format_asks_for_an_upgrade(storage):
+    finished(storage, ["a"])
+    path = record_path(storage, 1)
+    body = storage.get(path)[len('{"checksum":"') + 32 + 2 :].replace(b'"format":1', b'"format":2', 1)
+    storage.put(path, b'{"checksum":"' + checksum(body).encode() + b'",' + body)
+    with pytest.raises(mp.errors.Incompatible, match="has format 2, and this version of Millpond reads format 1: upgrade"):
+        TestDriver(counting(), storage=storage)
+
+
+def segment_of(storage: FaultyStorage, kind: str, batch: int) -> str:
+    parts = ledger(storage, "counts")[batch][kind]["count" if kind == "segments" else "out"]
+    return parts["0"][0]["path"]
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "empty", "missing"])
+def test_a_damaged_state_segment_is_corrupt_by_its_name(storage, how):
+    finished(storage, ["a"], ["b"], ["a"])
+    path = segment_of(storage, "segments", 2)
+    storage.delete([path]) if how == "missing" else storage.damage(path, how)
+    words = "is missing, and the ledger needs it" if how == "missing" else "is damaged: expected [0-9]+ bytes"
+    with TestDriver(counting(), storage=storage) as driver:
+        with pytest.raises(mp.errors.Corrupt, match=f"{re.escape(path)} {words}"):
+            counts(driver)
+        with pytest.raises(mp.errors.Corrupt, match=f"{re.escape(path)} {words}"):
+            driver.send("rows", ["x", "y", "z", "new"])
+        assert len(commits(storage, "counts")) == 3, "nothing is built on what is damaged"
+
+
+def test_a_byte_flipped_anywhere_in_a_segment_is_noticed(storage):
+    finished(storage, ["a"], ["a"])
+    path = segment_of(storage, "segments", 1)
+    whole = storage.get(path)
+    with TestDriver(counting(), storage=storage) as driver:
+        for at in range(0, len(whole), 7):
+            storage.put(path, whole[:at] + bytes([whole[at] ^ 0x01]) + whole[at + 1 :])
+            with pytest.raises(mp.errors.Corrupt, match=re.escape(path)):
+                counts(driver)
+        storage.put(path, whole)
+        assert counts(driver) == {"a": 2}, "and put back, all is well"
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "empty", "missing"])
+def test_a_damaged_output_segment_is_corrupt_by_its_name_and_not_delivered(storage, how):
+    with TestDriver(counting(), storage=storage) as driver:
+        driver.send("rows", ["a"])
+        driver.crash("deliver", "before")
+        with pytest.raises(Crashed):
+            driver.send("rows", ["b"])
+        path = segment_of(storage, "outputs", 2)
+        whole = storage.get(path)
+        storage.delete([path]) if how == "missing" else storage.damage(path, how)
+        with pytest.raises(mp.errors.Corrupt, match=re.escape(path)):
+            driver.restart()
+        assert driver.output("out") == [{"key": "a", "n": 1}]
+        storage.put(path, whole)
+        driver.restart()
+        assert driver.output("out") == [{"key": "a", "n": 1}, {"key": "b", "n": 1}]
+
+
+def test_segments_say_what_they_are(storage):
+    finished(storage, ["a"])
+    import io
+
+    import pyarrow.parquet as pq
+
+    found = pq.read_metadata(io.BytesIO(storage.get(segment_of(storage, "segments", 1)))).metadata
+    assert {key.decode(): value.decode() for key, value in found.items() if key.startswith(b"millpond")} == {
+        "millpond.format": "1",
+        "millpond.app": "counts",
+        "millpond.of": "count",
+        "millpond.partition": "0",
+        "millpond.batch": "1",
+    }
+    assert rows_of(storage, segment_of(storage, "outputs", 1)) == [{"order": 0, "row": '{"key":"a","n":1}'}]
+
+
+# --- clearing ---
+
+
+def on_disk(tmp_path, name="counts", **how) -> tuple[mp.App, LocalStorage]:
+    return counting(name, state_dir=str(tmp_path), **how), LocalStorage(tmp_path)
+
+
+def test_clear_state_begins_a_new_incarnation_and_reads_the_input_again(tmp_path):
+    app, storage = on_disk(tmp_path)
+    with TestDriver(app, storage=storage) as driver:
+        driver.send("rows", ["a", "b"])
+        driver.send("rows", ["a"])
+        app.clear_state()
+        assert [r["kind"] for r in ledger(storage, "counts")][-1] == "clear"
+        assert list(driver.state("count").items()) == []
+        driver.restart()
+        # The old replica is still on this host, and is not used: the input is read again, from the beginning.
+        assert counts(driver) == {"a": 2, "b": 1}
+        again = [{"key": "a", "n": 1}, {"key": "b", "n": 1}, {"key": "a", "n": 2}]
+        assert driver.output("out") == again * 2, "delivered again, under new ids"
+    incarnations = [r["incarnation"] for r in ledger(storage, "counts")]
+    assert len(set(incarnations)) == 2
+    numbers = [r["number"] for r in ledger(storage, "counts")]
+    assert numbers == list(range(len(numbers))), "numbers go on"
+
+
+def test_clear_state_forgets_outputs_that_were_open(tmp_path):
+    app, storage = on_disk(tmp_path)
+    with TestDriver(app, storage=storage) as driver:
+        driver.crash("deliver", "before")
+        with pytest.raises(Crashed):
+            driver.send("rows", ["a"])
+        app.clear_state()
+        driver.restart()
+        assert driver.output("out") == [{"key": "a", "n": 1}]
+
+
+def test_an_app_that_never_ran_has_nothing_to_clear(tmp_path):
+    app, storage = on_disk(tmp_path)
+    app.clear_state()
+    assert paths(storage, "") == []
+
+
+def test_a_driver_of_before_the_clear_is_fenced(tmp_path):
+    app, storage = on_disk(tmp_path)
+    with TestDriver(app, storage=storage) as driver:
+        driver.send("rows", ["a"])
+        app.clear_state()
+        with pytest.raises(mp.errors.Fenced):
+            driver.send("rows", ["b"])
+
+
+@pytest.mark.parametrize("what", ["clear_state", "drop_outputs"])
+def test_what_changes_an_app_is_refused_while_it_runs(tmp_path, what):
+    app, storage = on_disk(tmp_path)
+    with TestDriver(app, storage=storage) as driver:
+        driver.send("rows", ["a"])
+    heart = Heartbeat(storage, "counts", "a driver", SystemClock())
+    heart.beat(1)
+    before = ledger(storage, "counts")
+    with pytest.raises(mp.errors.InvalidUse, match=f"{what}: app 'counts' is running on .*, process [0-9]+. Stop it first"):
+        app.clear_state() if what == "clear_state" else app.drop_outputs("out")
+    assert ledger(storage, "counts") == before
+    heart.stop()
+    app.clear_state()
+
+
+def test_clearing_may_change_the_number_of_partitions(tmp_path):
+    app, storage = on_disk(tmp_path, partitions=2)
+    with TestDriver(app, storage=storage) as driver:
+        driver.send("rows", ["a", "b", "c"])
+    wider = counting("counts", state_dir=str(tmp_path), partitions=5)
+    with pytest.raises(mp.errors.Incompatible, match="its state lies in 2 partitions, and the program says partitions=5"):
+        TestDriver(wider, storage=storage)
+    wider.clear_state()
+    with TestDriver(wider, storage=storage) as driver:
+        driver.send("rows", ["a", "b", "c"])
+        assert counts(driver) == {"a": 1, "b": 1, "c": 1}
+    assert ledger(storage, "counts")[-1]["partitions"] == 5
+
+
+# --- sinks and steps that come and go ---
+
+
+def with_sinks(tmp_path, *sinks: str) -> mp.App:
+    app = mp.App("sinks", state_dir=str(tmp_path))
+    rows = app.stream("rows", mp.sources.rows([]))
+    for sink in sinks:
+        rows.to(sink, mp.sinks.memory())
+    return app
+
+
+def test_a_sink_that_is_gone_while_outputs_are_open_is_incompatible_until_they_are_dropped(tmp_path):
+    storage = LocalStorage(tmp_path)
+    with TestDriver(with_sinks(tmp_path, "kept", "gone"), storage=storage) as driver:
+        driver.send("rows", [1])
+        driver.crash("deliver", "before")
+        with pytest.raises(Crashed):
+            driver.send("rows", [2])
+        smaller = with_sinks(tmp_path, "kept")
+        words = r"sink 'gone' is gone from the program, and outputs of batches 2 to 2 were not delivered to it"
+        with pytest.raises(mp.errors.Incompatible, match=words):
+            driver.restart(smaller)
+        assert ledger(storage, "sinks")[-1]["kind"] == "commit", "not even a claim was written"
+        smaller.drop_outputs("gone")
+        driver.restart(smaller)
+        assert driver.output("kept") == [1, 2]
+        driver.send("rows", [3])
+        driver.restart(with_sinks(tmp_path, "kept", "gone"))
+        driver.send("rows", [4])
+        assert driver.output("kept") == [1, 2, 3, 4]
+        assert driver.output("gone") == [1, 4], "a sink that comes back begins with what comes then"
+
+
+def test_a_sink_that_is_put_back_gets_what_was_open(tmp_path):
+    with TestDriver(with_sinks(tmp_path, "kept", "gone"), storage=LocalStorage(tmp_path)) as driver:
+        driver.crash("commit", "after")
+        with pytest.raises(Crashed):
+            driver.send("rows", [1])
+        with pytest.raises(mp.errors.Incompatible, match=r"drop them on purpose with app.drop_outputs\('gone'\)"):
+            driver.restart(with_sinks(tmp_path, "kept"))
+        driver.restart(with_sinks(tmp_path, "kept", "gone"))
+        assert driver.output("gone") == driver.output("kept") == [1]
+
+
+def test_a_sink_that_has_everything_may_go(tmp_path):
+    with TestDriver(with_sinks(tmp_path, "kept", "gone"), storage=LocalStorage(tmp_path)) as driver:
+        driver.send("rows", [1])
+        driver.restart(with_sinks(tmp_path, "kept"))
+        driver.send("rows", [2])
+        assert driver.output("kept") == [1, 2]
+
+
+def test_a_new_sink_begins_with_the_next_batch(tmp_path):
+    with TestDriver(with_sinks(tmp_path, "old"), storage=LocalStorage(tmp_path)) as driver:
+        driver.send("rows", [1])
+        driver.restart(with_sinks(tmp_path, "old", "new"))
+        driver.send("rows", [2])
+        assert driver.output("old") == [1, 2]
+        assert driver.output("new") == [2]
+
+
+def test_a_step_of_another_kind_under_the_same_name_is_incompatible(storage):
+    finished(storage, ["a"])
+    app = mp.App("counts")
+    app.stream("rows", mp.sources.rows([])).key_by(key=lambda key: key).apply("count", lambda row, state: None)
+    with pytest.raises(mp.errors.Incompatible, match="step 'count' is a apply in the program, and its state was kept by"):
+        TestDriver(app, storage=storage)
+
+
+# --- positions ---
+
+
+@pytest.mark.parametrize("lanes", [3, 499, 500, 501, 1300])
+def test_positions_of_many_places_go_to_a_file_and_come_back(storage, tmp_path, lanes):
+    """More places than a record has room for: the whole position in a file, the newest moves in the record."""
+    rows = {f"lane {n}": [{"lane": n}] for n in range(lanes)}
+
+    def build() -> mp.App:
+        app = mp.App("lanes")
+        app.stream("rows", Lanes(rows)).key_by("lane").aggregate("count", n=mp.count())
+        return app
+
+    driver = driver_of(build(), storage, tmp_path)
+    assert run_to_end(driver) == 1
+    files = paths(storage, "lanes/positions")
+    assert len(files) == (lanes > 500)
+    for n in range(0, lanes, 100):
+        rows[f"lane {n}"].append({"lane": n})
+    other = driver_of(build(), storage, tmp_path)
+    assert run_to_end(other) == 1, "only what is new is read, by a driver that knows only the ledger"
+    assert paths(storage, "lanes/positions") == files, "a few moves do not write all places again"
+    record = ledger(storage, "lanes")[-1]
+    assert len(record["positions"]["rows"].get("entries", {})) == (lanes if lanes <= 500 else len(range(0, lanes, 100)))
+    with TestDriver(build(), storage=storage) as reader:
+        found = {key: value["n"] for key, value in reader.state("count").items()}
+    assert found == {n: 1 + (n % 100 == 0) for n in range(lanes)}
+    assert len(storage.get(paths(storage, "lanes/ledger")[-1])) < 200_000
+
+
+def test_a_damaged_position_file_is_corrupt_by_its_name(storage, tmp_path):
+    rows = {f"lane {n}": [n] for n in range(600)}
+    app = mp.App("lanes")
+    app.stream("rows", Lanes(rows)).to("out", mp.sinks.memory())
+    run_to_end(driver_of(app, storage, tmp_path))
+    (path,) = paths(storage, "lanes/positions")
+    assert len(json.loads(storage.get(path))) == 600
+    storage.damage(path)
+    with pytest.raises(mp.errors.Corrupt, match=re.escape(path)):
+        driver_of(app, storage, tmp_path)
