@@ -37,6 +37,14 @@ from millpond.run.tasks import read_rows_task
 from millpond.runtimes.spark.shipping import Shipped
 from millpond.storage import Storage, open_storage
 
+LOST = (Py4JError, PySparkException, OSError)  # what a call to a JVM that is gone ends in
+
+# Only an interruption lets a stopped query end in peace, and this is how Spark knows one that comes from Python.
+STOPPED = (
+    "the app was stopped, and this batch will be offered again: py4j.protocol.Py4JJavaError: An error occurred "
+    "while calling take: java.lang.InterruptedException"
+)
+
 PLACES = 1 << 16  # room for the partitions of one DataFrame among the places of a batch
 
 
@@ -82,9 +90,29 @@ class _Offered:
         self.done.clear()
         self.offer = Offer(self.stream, batch, checkpoint_files(self.checkpoint, batch), frame)
         self.there.set()
-        while not self.done.wait(0.2):
+        while not self.done.wait(0.1):
             if self.stopping:
-                raise RuntimeError("the app has stopped; this batch is offered again")
+                raise RuntimeError(STOPPED)
+
+    def stop(self) -> None:
+        """End the query, with its offer open or not: the batch must not count as done, nor as an error."""
+        # Spark ends the query at once and then waits for us, who are waiting in `take`.
+        ending = threading.Thread(target=self._stop_query, daemon=True)
+        ending.start()
+        while ending.is_alive() and self._is_active():
+            ending.join(0.02)
+        self.stopping = True
+        ending.join()
+
+    def _stop_query(self) -> None:
+        with contextlib.suppress(*LOST):
+            self.query.stop()
+
+    def _is_active(self) -> bool:
+        try:
+            return bool(self.query.isActive)
+        except LOST:
+            return False
 
 
 class Frames:
@@ -148,10 +176,7 @@ class Frames:
 
     def stop(self) -> None:
         for query in self._queries:
-            query.stopping = True
-            query.done.wait(0)
-            with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
-                query.query.stop()
+            query.stop()
         self._queries = []
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
