@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -86,19 +87,15 @@ class Program:
 
     def kill(self) -> None:
         """kill -9 of the driver and its JVM at once."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
 
     def destroy(self) -> None:
         for pid in [*descendants(self.pid), self.pid]:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.kill()
 
 
