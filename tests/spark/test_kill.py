@@ -65,7 +65,7 @@ def test_kill_9_of_drivers_and_workers_loses_nothing_and_doubles_nothing(
         time.sleep(chance.uniform(0.0, 1.5))
         what = "driver" if number % 6 == 0 else "jvm" if number % 10 == 0 else "worker"
         if what == "worker":
-            there = eventually(lambda: workers(running.pid), "a Python worker")
+            there = eventually(lambda pid=running.pid: workers(pid), "a Python worker")  # type: ignore[misc]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(chance.choice(there), signal.SIGKILL)
         elif what == "jvm":
