@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cli_samples import totals_app
 from click.testing import Result
 from typer.testing import CliRunner
 
 import millpond as mp
+from cli.samples import totals_app
 from millpond.cli import commands
 
 

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from cli_samples import order
 from click.testing import Result
 
 import millpond as mp
+from cli.samples import order
 from millpond.clock import SystemClock
 from millpond.run.heartbeat import Heartbeat
 from millpond.storage import open_storage

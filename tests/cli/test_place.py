@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_samples import order
 from click.testing import Result
 
 import millpond as mp
+from cli.samples import order
 
 Millpond = Callable[..., Result]
 Running = Callable[..., mp.testing.TestDriver]

@@ -8,10 +8,10 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from cli_samples import order
 from click.testing import Result
 
 import millpond as mp
+from cli.samples import order
 
 Millpond = Callable[..., Result]
 Running = Callable[..., mp.testing.TestDriver]

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli_samples import order
 from click.testing import Result
 
 import millpond as mp
+from cli.samples import order
 from millpond.clock import SystemClock
 from millpond.log.ledger import Ledger
 from millpond.log.record import Kind, Position, Record
