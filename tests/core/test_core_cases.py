@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -275,12 +275,12 @@ def test_case_18_a_sink_that_is_busy_is_asked_again(refusals, retry_after):
     with TestDriver(app) as driver:
         driver.send("rows", list(range(10)))
         assert held == list(range(10))
-        waits = [after - before for before, after in zip(asked, asked[1:], strict=False)]
+        waits = [after - before for before, after in pairwise(asked)]
         assert len(waits) == refusals
         if retry_after is not None:
             assert waits == pytest.approx([retry_after] * refusals), "as long as it asked for"
         else:
-            assert all(later > earlier for earlier, later in zip(waits, waits[1:], strict=False)), "longer each time"
+            assert all(later > earlier for earlier, later in pairwise(waits)), "longer each time"
         driver.send("rows", [10])
         assert held == list(range(11))
 
@@ -309,9 +309,7 @@ def test_case_18_a_sink_that_is_busy_does_not_get_the_next_batch_first():
 def test_case_22_stateful_map_by_parity(partitions, batch_rows):
     app = mp.App("parity", partitions=partitions)
     numbers = app.stream("numbers", mp.sources.rows([])).key_by(parity=lambda n: n % 2)
-    numbers.stateful_map("sum", lambda key, n, total: (total + n, total + n), initial=0).to(
-        "sums", mp.sinks.memory()
-    )
+    numbers.stateful_map("sum", lambda key, n, total: (total + n, total + n), initial=0).to("sums", mp.sinks.memory())
     with TestDriver(app) as driver:
         for start in range(0, 100, batch_rows):
             driver.send("numbers", list(range(start, min(100, start + batch_rows))))

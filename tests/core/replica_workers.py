@@ -1,0 +1,150 @@
+"""A small log and what processes do with a replica of it; a module of its own, so that others can import it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from millpond.log.segment import Change
+from millpond.replica import Replica
+from millpond.replica.local import Applied, close_below, replicated
+
+Cells = dict[tuple[str, bytes, bytes], bytes]
+
+
+def key(i: int) -> bytes:
+    return b'"key-%06d"' % (2 * i)
+
+
+def records(keys: int, count: int) -> list[Applied]:
+    """A log: all keys, then changes and deletions here and there, in two steps."""
+    chance = random.Random(keys)
+    found: list[Applied] = []
+    for number in range(count):
+        touched = range(keys) if number == 0 else sorted(chance.sample(range(keys), keys // 10))
+        totals = [
+            Change(key(i), b"", None if number and chance.random() < 0.1 else b"%d" % (number * 100_000 + i))
+            for i in touched
+        ]
+        seen = [Change(key(i), b"v:" + b"n" * (i % 300), b'"%d"' % number) for i in touched if i % 5 == 0]
+        found.append((number, {"total": totals, "seen": seen} if number != 3 else {}))
+    return found
+
+
+def folded(log: Iterable[Applied]) -> Cells:
+    cells: Cells = {}
+    for _, changes in log:
+        for step, found in changes.items():
+            for at, cell, value, _ in found:
+                if value is None:
+                    cells.pop((step, at, cell), None)
+                else:
+                    cells[step, at, cell] = value
+    return cells
+
+
+def after(log: list[Applied], asked: list[int] | None = None) -> Any:
+    """`missing` of a replica of this log; notes from where it was asked."""
+
+    def missing(position: int) -> Iterator[Applied]:
+        if asked is not None:
+            asked.append(position)
+        return iter(log[position + 1 :])
+
+    return missing
+
+
+def wrong(replica: Replica, expected: Cells, keys: int) -> str:
+    """What a reader would get wrong, one way or the other; nothing if all is right."""
+    with replica.view() as view:
+        for (step, at, cell), value in expected.items():
+            if view.get(step, at, cell) != value:
+                return f"{step} {at!r} {cell!r}: {view.get(step, at, cell)!r}, expected {value!r}"
+        present = [key(i) for i in range(keys)]
+        if view.get_many("total", present) != [expected.get(("total", at, b"")) for at in present]:
+            return "get_many"
+        if any(view.get("total", b'"key-%06d"' % (2 * i + 1)) is not None for i in range(0, keys, 50)):
+            return "a key that nobody wrote"
+        for step in ("total", "seen"):
+            if {(step, *found[:2]): found[2] for found in view.scan(step)} != {
+                at: value for at, value in expected.items() if at[0] == step
+            }:
+                return f"scan of {step}"
+    return ""
+
+
+def flip_and_read(folder: str, keys: int, flips: int) -> None:
+    """Flip bytes of the store one after the other, under an open handle or a closed one, and read all of it."""
+    log = records(keys, 8)
+    chance = random.Random(flips)
+    expected, more = folded(log), folded(log[:-1])
+    place = Path(folder, "p")
+    for flip in range(flips):
+        short = flip % 3 == 0  # sometimes there is still a record to apply
+        replicated(place, after(log[:-1] if short else log), lambda replica: None)
+        (generation,) = place.iterdir()
+        file = generation / "data.mdb"
+        size = file.stat().st_size
+        page = 4096 * chance.randrange(size // 4096)
+        at = page + (chance.randrange(16) if flip % 2 else chance.randrange(4096))
+        if flip % 4 < 2:
+            close_below(folder)
+        with open(file, "r+b") as opened:
+            opened.seek(at)
+            byte = opened.read(1)[0]
+            opened.seek(at)
+            opened.write(bytes([byte ^ chance.choice([0xFF, 1 << chance.randrange(8)])]))
+        found = replicated(place, after(log), lambda replica: wrong(replica, expected, keys))
+        if found:
+            sys.exit(f"flip {flip} at byte {at} of {size}: {found}")
+    assert more != expected
+    print("right after", flips, "flips")
+
+
+def catch_up(folder: str, keys: int, count: int, results: Any) -> None:
+    """Bring the replica up to date, record by record, as others do the same."""
+    log = records(keys, count)
+    asked: list[int] = []
+    for upto in range(1, count + 1):
+        expected = folded(log[:upto])
+
+        def read(replica: Replica, expected: Cells = expected, upto: int = upto) -> str:
+            with replica.view() as view:
+                ahead = view.position >= upto
+            return "" if ahead else wrong(replica, expected, keys)
+
+        found = replicated(Path(folder, "p"), after(log[:upto], asked), read)
+        if found:
+            break
+    results.put((found, asked.count(-1)))
+
+
+def die_while_applying(folder: str, keys: int, count: int, at: int) -> None:
+    """Killed in the middle of the log, between two records."""
+
+    def fatal(position: int) -> Iterator[Applied]:
+        for record in records(keys, count)[position + 1 :]:
+            if record[0] == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield record
+
+    replicated(Path(folder, "p"), fatal, lambda replica: None)
+
+
+def die_while_reading(folder: str) -> None:
+    """Killed with a version of the store in hand."""
+
+    def use(replica: Replica) -> None:
+        with replica.view():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    replicated(Path(folder, "p"), lambda position: (), use)
+
+
+if __name__ == "__main__":
+    flip_and_read(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

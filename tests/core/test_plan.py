@@ -1,0 +1,96 @@
+"""Planning, as pure functions: how splits fall into tasks, and what counts as one whole batch."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import millpond as mp
+from millpond.run.context import Planned, Result, Stage
+from millpond.run.plan import SMALL, disagreement, grouped
+
+weights = st.lists(st.one_of(st.integers(0, 10), st.integers(0, 4 * SMALL)), max_size=40)
+
+
+def planned(sizes: list[int]) -> list[Planned]:
+    return [Planned(i, "rows", mp.Split(str(i), 0, 1, weight=size)) for i, size in enumerate(sizes)]
+
+
+@given(weights, st.integers(0, 16))
+def test_every_split_is_read_once_and_in_its_order(sizes, slots):
+    groups = grouped(planned(sizes), slots)
+    assert [item for group in groups for item in group] == planned(sizes)
+    assert all(groups)
+
+
+@given(weights, st.integers(0, 16))
+def test_there_are_no_more_tasks_than_slots_splits_or_the_work_is_worth(sizes, slots):
+    groups = grouped(planned(sizes), slots)
+    total = sum(max(1, size) for size in sizes)
+    assert len(groups) <= min(len(sizes), max(1, slots), max(1, -(-total // SMALL)))
+
+
+@given(weights, st.integers(1, 16))
+def test_no_task_has_much_more_than_its_share(sizes, slots):
+    groups = grouped(planned(sizes), slots)
+    if groups:
+        total = sum(max(1, size) for size in sizes)
+        tasks = min(len(sizes), slots, max(1, -(-total // SMALL)))
+        for group in groups:
+            assert sum(max(1, item.split.weight) for item in group) <= total / tasks + max(1, max(sizes))
+
+
+@given(st.integers(1, 16), st.integers(1, 8))
+def test_splits_of_one_size_fall_evenly(splits, slots):
+    sizes = [len(group) for group in grouped(planned([SMALL] * splits), slots)]
+    assert len(sizes) == min(splits, slots)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_little_work_is_one_task():
+    assert len(grouped(planned([100] * 10), 8)) == 1
+    assert grouped([], 8) == []
+
+
+# --- whether it is one whole batch ---
+
+
+def results(partitions: int, tasks: int) -> list[Result]:
+    return [Result(p, nonces={task: f"n{task}" for task in range(tasks)}) for p in range(partitions)]
+
+
+@given(st.integers(1, 5), st.integers(0, 4), st.randoms())
+def test_partitions_that_saw_the_same_attempt_of_every_task_agree(partitions, tasks, chance):
+    found = results(partitions, tasks)
+    chance.shuffle(found)
+    assert disagreement(Stage(found, tasks), partitions) is None
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.data())
+def test_whatever_is_missing_or_different_is_a_disagreement(partitions, tasks, data):
+    found = results(partitions, tasks)
+    one = data.draw(st.integers(0, partitions - 1))
+    task = data.draw(st.integers(0, tasks - 1))
+    what = data.draw(st.sampled_from(["partition", "twice", "task", "attempt", "incomplete", "all lack a task"]))
+    if what == "partition":
+        del found[one]
+        expected = f"{partitions - 1} of {partitions} partitions answered"
+    elif what == "twice":
+        found.append(found[one])
+        expected = f"{partitions + 1} of {partitions} partitions answered"
+    elif what == "incomplete":
+        found[one].incomplete = "blobs of different attempts"
+        expected = "blobs of different attempts"
+    elif what == "all lack a task":
+        for result in found:
+            del result.nonces[task]
+        expected = "a reading task is missing"
+    elif what == "task":
+        del found[one].nonces[task]
+        expected = (
+            "a reading task is missing" if partitions == 1 else "partitions saw different attempts of a reading task"
+        )
+    else:
+        found[one].nonces[task] = "another attempt"
+        expected = None if partitions == 1 else "partitions saw different attempts of a reading task"
+    assert disagreement(Stage(found, tasks), partitions) == expected
