@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import sys
+import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from typing import Any, Literal
@@ -136,6 +139,18 @@ class App:
             self._storage = open_storage(self.state_dir)
         return self._storage
 
+    def _shared_storage(self) -> Storage:
+        """The storage, where processes of their own can reach it, as workers are."""
+        storage = self.storage
+        if storage.url.startswith("memory:"):
+            # They share no memory with us: a folder that goes away with the app does for it.
+            folder = tempfile.mkdtemp(prefix="millpond-memory-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._storage = open_storage(folder)
+            for item in storage.list(""):
+                self._storage.put(item.path, storage.get(item.path) or b"")
+        return self.storage
+
     # --- running ---
 
     def run(
@@ -185,7 +200,7 @@ class App:
         self._running = True
         try:
             # A new session takes SIGINT for itself, to cancel its jobs: ours must come after it.
-            with SparkRuntime.opened(program, self.storage.url, spark) as runtime, _signals(self._stop):
+            with SparkRuntime.opened(program, self._shared_storage().url, spark) as runtime, _signals(self._stop):
 
                 def make() -> Driver:
                     runtime.begin()

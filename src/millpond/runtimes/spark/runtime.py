@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -48,17 +46,11 @@ class SparkRuntime:
     @contextlib.contextmanager
     def opened(cls, program: Program, state_url: str, spark: Any) -> Iterator[SparkRuntime]:
         """A runtime, for as long as an app runs."""
-        own = None
-        if state_url.startswith("memory:"):
-            # Workers are processes of their own and share no memory: a folder that goes away does for it.
-            own = tempfile.mkdtemp(prefix="millpond-memory-")
-        runtime = cls(program, own or state_url, session(spark))
+        runtime = cls(program, state_url, session(spark))
         try:
             yield runtime
         finally:
             runtime.close()
-            if own is not None:
-                shutil.rmtree(own, ignore_errors=True)
 
     @property
     def slots(self) -> int:
