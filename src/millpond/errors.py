@@ -62,11 +62,14 @@ class StepFailed(MillpondError):
     ) -> None:
         self.step, self.key, self.row, self.batch = step, key, row, batch
         self.error, self.traceback = error, traceback
-        text = (
-            f"step {step!r}, batch {batch}: a function raised {error}\n"
-            f"  key: {_short(key)}\n  row: {_short(row)}\n"
-            '  Fix the function, or let the row pass with on_error="skip" or "dead-letter".'
-        )
+        if key is None and row is None:  # a sink's function is given many rows at once
+            text = f"{step!r}, batch {batch}: a function raised {error}"
+        else:
+            text = (
+                f"step {step!r}, batch {batch}: a function raised {error}\n"
+                f"  key: {_short(key)}\n  row: {_short(row)}\n"
+                '  Fix the function, or let the row pass with on_error="skip" or "dead-letter".'
+            )
         super().__init__(text + (f"\n{traceback}" if traceback else ""))
 
     def __reduce__(self) -> Any:

@@ -64,9 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
         if first >= len(data):
             return self._answer(416, b"")
         last = min(last, len(data) - 1)
-        return self._answer(
-            206, data[first : last + 1], {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
-        )
+        return self._answer(206, data[first : last + 1], {"Content-Range": f"bytes {first}-{last}/{len(data)}"})
 
     do_HEAD = do_GET
 

@@ -57,9 +57,7 @@ def test_a_file_url_names_an_absolute_path_of_this_machine(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["ftp://host/state", "hdfs://host/state", "http://host/state"])
 def test_other_schemes_are_refused(url: str) -> None:
-    with pytest.raises(
-        InvalidUse, match=f"state_dir {url}: expected a path, or a URL that begins with file://"
-    ):
+    with pytest.raises(InvalidUse, match=f"state_dir {url}: expected a path, or a URL that begins with file://"):
         open_storage(url)
 
 

@@ -62,9 +62,7 @@ def syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Syncs:
     return syncs
 
 
-def test_put_syncs_the_file_before_it_gets_its_name_and_the_folder_after(
-    tmp_path: Path, syncs: Syncs
-) -> None:
+def test_put_syncs_the_file_before_it_gets_its_name_and_the_folder_after(tmp_path: Path, syncs: Syncs) -> None:
     storage = LocalStorage(tmp_path / "state")
     storage.put("a/b/file", b"old")
     syncs.seen.clear()
@@ -72,9 +70,7 @@ def test_put_syncs_the_file_before_it_gets_its_name_and_the_folder_after(
     assert syncs.seen == [("file", "before"), ("folder", "after")]
 
 
-def test_put_new_syncs_the_file_before_it_gets_its_name_and_the_folder_after(
-    tmp_path: Path, syncs: Syncs
-) -> None:
+def test_put_new_syncs_the_file_before_it_gets_its_name_and_the_folder_after(tmp_path: Path, syncs: Syncs) -> None:
     storage = LocalStorage(tmp_path / "state")
     storage.put("a/b/other", b"")
     syncs.seen.clear()
@@ -97,9 +93,7 @@ def test_folders_that_are_made_on_the_way_are_synced_in_their_parents(tmp_path: 
         assert syncs.of(folder) == 1
 
 
-def test_folders_that_another_process_may_not_have_synced_are_synced_once(
-    tmp_path: Path, syncs: Syncs
-) -> None:
+def test_folders_that_another_process_may_not_have_synced_are_synced_once(tmp_path: Path, syncs: Syncs) -> None:
     syncs.final.parent.mkdir(parents=True)
     storage = LocalStorage(tmp_path / "state")
     storage.put("a/b/file", b"new")
@@ -108,9 +102,7 @@ def test_folders_that_another_process_may_not_have_synced_are_synced_once(
     assert syncs.of(tmp_path / "state") == syncs.of(tmp_path / "state" / "a") == 1
 
 
-def test_a_disk_that_fails_to_sync_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fails_to_sync_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path)
     storage.put("a", b"old")
 
@@ -142,9 +134,7 @@ def test_a_full_disk_is_said_in_words_and_leaves_nothing_behind(tmp_path: Path) 
     storage.put("a", b"old")
     for write, path in ((storage.put, "a"), (storage.put_new, "b")):
         with (
-            pytest.raises(
-                Unavailable, match=r"state_dir .*: cannot be written: the disk is full .* Free some"
-            ),
+            pytest.raises(Unavailable, match=r"state_dir .*: cannot be written: the disk is full .* Free some"),
             no_file_longer_than(4096),
         ):
             write(path, b"x" * 10_000)

@@ -130,9 +130,7 @@ def test_a_conflict_that_left_nothing_there_is_tried_again(gcs: GcsServer) -> No
 def test_conflicts_without_end_are_no_answer(gcs: GcsServer) -> None:
     storage = open_storage("gs://bucket/state")
     gcs.conflicts = 1_000
-    with pytest.raises(
-        Unavailable, match=r"a met with other requests 5 times over, and none of them was kept"
-    ):
+    with pytest.raises(Unavailable, match=r"a met with other requests 5 times over, and none of them was kept"):
         storage.put_new("a", b"one")
 
 
@@ -174,9 +172,7 @@ def test_a_forked_process_is_told_so_and_does_not_wait_for_ever(
     s3_url: str, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed_port}")
-    done = subprocess.run(
-        [sys.executable, "-c", FORK, s3_url], check=True, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", FORK, s3_url], check=True, capture_output=True, text=True, timeout=60)
     parent, child = done.stdout.splitlines()
     assert parent.startswith("Unavailable")
     assert child.startswith(f"InvalidUse state_dir {s3_url}: this process was forked")
@@ -191,15 +187,11 @@ def test_obstore_is_not_loaded_before_it_is_needed() -> None:
 
 def test_a_missing_bucket_is_said_in_words(s3_url: str) -> None:
     for call in every_verb(open_storage("s3://nowhere/state")):
-        with pytest.raises(
-            InvalidUse, match=r"state_dir s3://nowhere/state: .* bucket does not exist .*Make it"
-        ):
+        with pytest.raises(InvalidUse, match=r"state_dir s3://nowhere/state: .* bucket does not exist .*Make it"):
             call()
 
 
-def test_missing_credentials_are_said_in_words(
-    s3_url: str, closed_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_credentials_are_said_in_words(s3_url: str, closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{closed_port}")
@@ -228,26 +220,20 @@ def test_what_a_person_must_change_is_said_in_words(
 @pytest.mark.parametrize(
     ("status", "body"), [(500, "InternalError"), (503, "SlowDown"), (429, "Slow"), (400, "RequestTimeout")]
 )
-def test_what_may_pass_is_unavailable(
-    refusing: Callable[[int, str], Storage], status: int, body: str
-) -> None:
+def test_what_may_pass_is_unavailable(refusing: Callable[[int, str], Storage], status: int, body: str) -> None:
     for call in every_verb(refusing(status, body)):
         with pytest.raises(Unavailable, match=f"no answer .*{status}.* Try again"):
             call()
 
 
-def test_a_network_that_is_down_is_unavailable(
-    s3_url: str, closed_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_that_is_down_is_unavailable(s3_url: str, closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed_port}")
     for call in every_verb(ObjectStorage(s3_url, retries=0)):
         with pytest.raises(Unavailable, match=r"no answer .*look at the network"):
             call()
 
 
-def test_a_store_that_was_away_for_a_moment_is_asked_again(
-    s3_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_was_away_for_a_moment_is_asked_again(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     statuses = iter([503, 500])
 
     class Handler(BaseHTTPRequestHandler):
@@ -269,13 +255,9 @@ def test_a_store_that_was_away_for_a_moment_is_asked_again(
     assert next(statuses, None) is None
 
 
-def test_put_if_absent_that_is_switched_off_is_said_in_words(
-    s3_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_put_if_absent_that_is_switched_off_is_said_in_words(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
-    with pytest.raises(
-        InvalidUse, match=r"no put-if-absent, or it is switched off .*AWS_CONDITIONAL_PUT unset"
-    ):
+    with pytest.raises(InvalidUse, match=r"no put-if-absent, or it is switched off .*AWS_CONDITIONAL_PUT unset"):
         open_storage(s3_url).put_new("a", b"1")
 
 
@@ -287,9 +269,7 @@ def test_an_endpoint_without_encryption_must_be_allowed(s3_url: str, monkeypatch
 
 def test_azure_needs_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
-    with pytest.raises(
-        InvalidUse, match=r"az://container/state: cannot be opened.*AZURE_STORAGE_ACCOUNT_NAME"
-    ):
+    with pytest.raises(InvalidUse, match=r"az://container/state: cannot be opened.*AZURE_STORAGE_ACCOUNT_NAME"):
         open_storage("az://container/state")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     storage = open_storage("az://container/state")

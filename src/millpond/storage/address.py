@@ -36,9 +36,7 @@ file://, s3://, gs://, az:// or memory://
     scheme = _scheme(address)
     if scheme == "":
         if not address:
-            raise InvalidUse(
-                "state_dir: expected a path or a URL, such as 'state' or 's3://bucket/state', got ''"
-            )
+            raise InvalidUse("state_dir: expected a path or a URL, such as 'state' or 's3://bucket/state', got ''")
         return LocalStorage(address)
     if scheme == "file":
         return LocalStorage(_file_path(address))
@@ -69,7 +67,5 @@ def _scheme(address: str) -> str:
 def _file_path(address: str) -> str:
     parts = urlsplit(address)
     if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
-        raise InvalidUse(
-            f"state_dir {address}: expected file:///folder, with three slashes and an absolute path"
-        )
+        raise InvalidUse(f"state_dir {address}: expected file:///folder, with three slashes and an absolute path")
     return unquote(parts.path)

@@ -141,9 +141,7 @@ def check_range(start: int, length: int) -> None:
     millpond.errors.InvalidUse: get_range: expected start and length of 0 or more, got start -8 and length 8
     """
     if start < 0 or length < 0:
-        raise InvalidUse(
-            f"get_range: expected start and length of 0 or more, got start {start} and length {length}"
-        )
+        raise InvalidUse(f"get_range: expected start and length of 0 or more, got start {start} and length {length}")
 
 
 def as_view(data: bytes | memoryview) -> memoryview:

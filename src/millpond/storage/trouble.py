@@ -10,9 +10,7 @@ from millpond.errors import InvalidUse, MillpondError, Unavailable
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-_CHOOSE = (
-    "Expected a folder that this user may read and write: change its permissions, or choose another one."
-)
+_CHOOSE = "Expected a folder that this user may read and write: change its permissions, or choose another one."
 _A_PERSON_ACTS = {
     errno.EACCES: _CHOOSE,
     errno.EPERM: _CHOOSE,
@@ -24,9 +22,7 @@ _A_PERSON_ACTS = {
 }
 
 
-def os_trouble(
-    where: str, verb: Literal["written", "read", "listed", "deleted"], error: OSError
-) -> MillpondError:
+def os_trouble(where: str, verb: Literal["written", "read", "listed", "deleted"], error: OSError) -> MillpondError:
     """The error to raise for one of the operating system's: what was touched, what it said, what to do.
 
     >>> import errno
@@ -45,6 +41,4 @@ stored before is unharmed. Free some space, or raise the quota, and run again.')
         )
     if error.errno in _A_PERSON_ACTS:
         return InvalidUse(f"{where}: cannot be {verb} ({reason}). {_A_PERSON_ACTS[error.errno]}")
-    return Unavailable(
-        f"{where}: cannot be {verb} just now ({reason}). Try again; if it stays, look at the disk."
-    )
+    return Unavailable(f"{where}: cannot be {verb} just now ({reason}). Try again; if it stays, look at the disk.")

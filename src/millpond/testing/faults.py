@@ -84,9 +84,7 @@ class FaultyStorage:
             raise InvalidUse(f"fail_put(nth): expected 1 for the next put, or more, got {nth}")
         self._plans.append(_Plan(match, how, nth - 1))
 
-    def damage(
-        self, path: str, how: Literal["flip", "truncate", "empty"] = "flip", *, at: int | None = None
-    ) -> None:
+    def damage(self, path: str, how: Literal["flip", "truncate", "empty"] = "flip", *, at: int | None = None) -> None:
         """Damage a stored file: "flip" one byte, "truncate" it, or "empty" it, as a power loss may.
 
         `at` is the byte that changes, or the first that goes; without it, the one in the middle.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -49,6 +50,9 @@ def session(given: Any) -> SparkSession:
 
 
 def _local() -> SparkSession:
+    beside = os.path.join(sys.prefix, "java")  # where `make` puts a Java if this machine has none
+    if not os.environ.get("JAVA_HOME") and shutil.which("java") is None and os.path.exists(f"{beside}/bin/java"):
+        os.environ["JAVA_HOME"] = beside
     builder: Any = SparkSession.builder.appName("millpond")
     if SparkSession.getActiveSession() is None:
         for name, value in LOCAL.items():

@@ -44,6 +44,10 @@ class Shipped:
             elif isinstance(op, Deliver) and op.sink.where != "workers":
                 op = replace(op, sink=Elsewhere(op.sink.where))
             nodes.append(replace(node, op=op))
+        for kind in program.types:
+            # What msgspec notes on a dataclass that it has made cannot travel, and is made anew at need.
+            if "__msgspec_cache__" in vars(kind):
+                del kind.__msgspec_cache__  # type: ignore[attr-defined]
         try:
             data = cloudpickle.dumps(replace(program, nodes=tuple(nodes)))  # type: ignore[no-untyped-call]
         except Exception as error:
