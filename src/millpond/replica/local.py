@@ -146,7 +146,6 @@ class Replica:
                     readahead=False,
                     lock=True,
                 )
-                self._env.reader_check()  # readers that were killed would keep their version for ever
                 if is_new:
                     self._sign()
                 self._inode = os.stat(self._data).st_ino
@@ -224,6 +223,7 @@ class Replica:
         position = -1
         for number, changes in records:
             with self._locked(fcntl.LOCK_EX):
+                self._env.reader_check()  # a reader that was killed would keep its version, and its room, for ever
                 self._check()
                 position = self._apply(number, changes)
                 self._sign()
