@@ -21,7 +21,7 @@ from millpond.log.record import Record
 from millpond.replica import Replica, View, home
 from millpond.replica.local import close_below, replicated
 from millpond.run.context import Context
-from millpond.run.tasks import missing, replica_folder
+from millpond.run.tasks import belongs, missing, replica_folder
 from millpond.steps.aggregate import results
 from millpond.steps.base import Step
 from millpond.steps.state import assemble
@@ -121,6 +121,7 @@ class StateView:
             now=0.0,
             state_url=self._storage.url,
             home=self._home,
+            checksums={record.number: record.checksum},
         )
 
     def _read(self, record: Record, partition: int, use: Any) -> Any:
@@ -135,6 +136,7 @@ class StateView:
                 replica_folder(context, partition),
                 lambda position: missing(self._storage, context, partition, position),
                 reading,
+                belongs=lambda view: belongs(self._storage, context, view),
             )
         finally:
             if self._own_home is not None:  # its folder goes with this view: leave no store open in it

@@ -330,11 +330,17 @@ T = TypeVar("T")
 
 
 def replicated(
-    folder: Path, missing: Callable[[int], Iterable[Applied]], use: Callable[[Replica], T], *, anew: bool = False
+    folder: Path,
+    missing: Callable[[int], Iterable[Applied]],
+    use: Callable[[Replica], T],
+    *,
+    anew: bool = False,
+    belongs: Callable[[View], bool] = lambda view: True,
 ) -> T:
     """Catch the replica in `folder` up and use it; if it turns out to be damaged, build it anew and do so again.
 
-    `missing(position)` gives the records after a position, -1 being before the first of them all.
+    `missing(position)` gives the records after a position, -1 being before the first of them all. `belongs`
+    says whether what the replica holds is of this log at all.
     """
     trouble: Exception | None = None
     for _ in range(_ATTEMPTS):
@@ -342,6 +348,8 @@ def replicated(
             with _borrowed(folder, anew=anew) as replica:
                 with replica.view() as view:
                     position = view.position
+                    if not belongs(view):
+                        raise Damaged(f"record {position} is of another history")
                 replica.apply(missing(position))
                 return use(replica)
         except Replaced as error:

@@ -28,6 +28,7 @@ class Context:
     state_url: str
     home: str | None  # where replicas live; each host decides for itself if nothing is said
     recent: dict[int, dict[int, Segments]] = field(default_factory=dict)  # record → partition → segments
+    checksums: dict[int, str] = field(default_factory=dict)  # of those records
 
     @property
     def paths(self) -> Paths:

@@ -25,9 +25,9 @@ class Owner:
         self.id = new_id()
         self.ledger = Ledger(storage, program.app, clock)
         self._program, self._storage, self._clock = program, storage, clock
-        self._recent: list[Record] = []
         check_writable(storage, program.app)
         self.last = self._claim(partitions, by_default)
+        self._recent = [self.last]
 
     def _claim(self, partitions: int | None, by_default: int) -> Record:
         while True:
@@ -128,6 +128,7 @@ class Owner:
             state_url=self._storage.url,
             home=home,
             recent={record.number: _by_partition(record) for record in self._recent},
+            checksums={record.number: record.checksum for record in self._recent},
         )
 
 

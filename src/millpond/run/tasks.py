@@ -21,7 +21,7 @@ from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.segment import Change, Origin
 from millpond.pipeline.graph import Keep, Program, Read
-from millpond.replica import Replica, home
+from millpond.replica import Replica, View, home
 from millpond.replica.local import Applied, replicated
 from millpond.rows import in_order
 from millpond.run.context import Context, Header, Incomplete, Made, Piece, Planned, Progress, Result, Segments
@@ -30,6 +30,7 @@ from millpond.steps.base import Turn
 from millpond.steps.failure import Stop
 from millpond.storage import Storage, open_storage
 
+MOST_REMEMBERED = 200_000  # changes that one process keeps to apply them without reading them back
 MOST_BLOB_BYTES = 1 << 30  # Spark cannot move 2 GiB from one task to one partition
 
 Item = tuple[int, Any]  # a partition, and a Header or (task, number, exchange, blob)
@@ -204,6 +205,7 @@ def _keyed(
         lambda position: missing(storage, context, partition, position),
         work_on,
         anew=rebuild,
+        belongs=lambda view: belongs(storage, context, view),
     )
 
 
@@ -297,12 +299,15 @@ def _portable(failure: StepFailed) -> StepFailed:
 
 # --- catching up ---
 
+HISTORY = ""  # where a replica keeps the checksum of the record that it stands at; no step has this name
+
 _own: dict[str, list[Change]] = {}  # what this process wrote last: no need to read it back
 
 
 def _remember(path: str, changes: list[Change]) -> None:
-    while len(_own) >= 64:
-        _own.pop(next(iter(_own)))
+    # Another process may take the partition next, and then nobody asks for it: the oldest make room.
+    while _own and sum(map(len, _own.values())) + len(changes) > MOST_REMEMBERED:
+        del _own[next(iter(_own))]
     _own[path] = changes
 
 
@@ -317,11 +322,27 @@ def missing(storage: Storage, context: Context, partition: int, position: int) -
     for number in range(max(position + 1, context.born), context.base + 1):
         known = context.recent.get(number)
         if known is not None:
-            segments = known.get(partition, {})
+            segments, checksum = known.get(partition, {}), context.checksums[number]
         else:
             record = next(ledger.between(number - 1, context.base))
+            checksum = record.checksum
             segments = {step: parts[partition] for step, parts in record.segments.items() if partition in parts}
-        yield number, {step: _read_changes(storage, pointers) for step, pointers in segments.items()}
+        changes = {step: _read_changes(storage, pointers) for step, pointers in segments.items()}
+        yield number, {HISTORY: [Change(b"record", b"", checksum.encode())], **changes}
+
+
+def belongs(storage: Storage, context: Context, view: View) -> bool:
+    """Whether a replica was built from this very ledger, up to the record that it stands at.
+
+    A state directory that was put back from a copy has records of the same numbers, and another history.
+    """
+    if view.position < 0:
+        return True
+    checksum = context.checksums.get(view.position)
+    if checksum is None:
+        record = Ledger(storage, context.app, SystemClock()).read(view.position)
+        checksum = "" if record is None else record.checksum
+    return view.get(HISTORY, b"record") == checksum.encode()
 
 
 def _read_changes(storage: Storage, pointers: list[pointer.Pointer]) -> list[Change]:
