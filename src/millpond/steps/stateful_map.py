@@ -15,7 +15,7 @@ from millpond.codec import IMMUTABLE, copy_value
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn
-from millpond.steps.values import ABSENT, DROPPED, Packed, Values
+from millpond.steps.values import ABSENT, DROPPED, EASY, Packed, Values
 
 
 class StatefulMap:
@@ -68,7 +68,7 @@ class StatefulMap:
                         once(i, k, row)
                         continue
                     output, new = f(names[k], row, old)
-                    if new.__class__ in IMMUTABLE and new is not None:
+                    if new.__class__ in EASY:
                         states[k] = new
                     else:
                         states[k] = DROPPED if new is None else pack(new, old)

@@ -7,6 +7,7 @@ value of their own, and a function that fails half-way has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime, time
 from operator import itemgetter
 from typing import Any
 
@@ -34,6 +35,9 @@ ABSENT, DROPPED = _Absent(), _Absent()
 
 
 _first = itemgetter(0)
+
+# Immutable, and sure to be encoded later; text may hold a lone surrogate, and a time a zone of its own making.
+EASY = IMMUTABLE - {type(None), str, datetime, time}
 
 
 class Values:
@@ -66,7 +70,7 @@ class Values:
 
     def pack(self, value: Any, old: Any) -> Any:
         """A value as it is held; the old one if nothing has changed."""
-        if value.__class__ in IMMUTABLE:
+        if is_easy(value):
             return value
         data = self._codec.encode(value)
         return old if old.__class__ is Packed and old.data == data else Packed(data)
@@ -120,7 +124,7 @@ class Cells:
         return self.codec.decode(found.data) if found.__class__ is Packed else found
 
     def write(self, cell: bytes, value: Any) -> None:
-        if value.__class__ in IMMUTABLE and value is not None:
+        if is_easy(value):
             self._pending[cell] = value
         else:
             self._pending[cell] = Packed(self.codec.encode(value))
@@ -157,6 +161,11 @@ class Cells:
             for key, cells in sorted(self._changed.items())
             for cell in sorted(cells)
         ]
+
+
+def is_easy(value: Any) -> bool:
+    """Whether a value may be held as it is. What cannot be encoded must fail here, with the row that made it."""
+    return value.__class__ in EASY or (value.__class__ is str and value.isascii())
 
 
 def is_absent(value: Any) -> bool:
