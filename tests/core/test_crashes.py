@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
 import pytest
 from ledger_reader import commits, ledger, named_files, paths
+from small_drivers import WHOLE, Lanes
 
 import millpond as mp
+from millpond.clock import ManualClock
+from millpond.run.commit import Driver
+from millpond.run.context import Stage
+from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 from millpond.testing import Crashed, TestDriver
 
@@ -206,7 +212,7 @@ def test_a_sink_that_raises_stops_the_app_and_misses_nothing(restart):
     app = mp.App("fragile")
     app.stream("rows", mp.sources.rows([])).to("out", mp.sinks.function(fragile))
     with TestDriver(app) as driver:
-        with pytest.raises(mp.errors.StepFailed, match="step 'out', batch 1: a function raised ValueError: the table"):
+        with pytest.raises(mp.errors.StepFailed, match="'out', batch 1: a function raised ValueError: the table"):
             driver.send("rows", [1])
         if not restart:
             with pytest.raises(mp.errors.StepFailed, match="batch 1"):
@@ -270,3 +276,62 @@ def test_rows_between_two_stages_that_are_damaged_are_made_again():
         driver.send("payments", batch(1))
         assert storage.flipped == 1
         assert held(driver) == folded(batch(1))
+
+
+def test_a_sink_that_has_a_batch_does_not_get_it_again_because_another_lacks_it():
+    seen: list[Any] = []
+    failures = iter([True])
+
+    def fragile(rows, delivery):
+        if next(failures, False):
+            raise ValueError("not now")
+        seen.append(("fragile", rows))
+
+    app = mp.App("two")
+    rows = app.stream("rows", mp.sources.rows([]))
+    rows.to("steady", mp.sinks.function(lambda rows, delivery: seen.append(("steady", rows))))
+    rows.to("fragile", mp.sinks.function(fragile))
+    with TestDriver(app) as driver:
+        with pytest.raises(mp.errors.StepFailed):
+            driver.send("rows", [1])
+        driver.restart()
+        assert seen == [("steady", [1]), ("fragile", [1])]
+
+
+# --- tasks that run twice and differ ---
+
+
+class Torn(LocalRuntime):
+    """The first time, some partitions see one attempt of the reading tasks and some another, as Spark can do."""
+
+    torn = 0
+
+    def first_stage(self, program, context, tasks, offers):
+        one = super().first_stage(program, context, tasks, offers)
+        if self.torn:
+            return one
+        self.torn += 1
+        other = super().first_stage(program, context, tasks, offers)
+        return Stage([one.results[0], *other.results[1:]], one.tasks)
+
+
+def test_partitions_that_saw_different_attempts_of_a_reading_task_make_no_batch(tmp_path):
+    """With a random key, a mixture of two attempts would lose some rows and double others."""
+    chance = random.Random()
+    rows = [{"n": n} for n in range(200)]
+    app = mp.App("torn", partitions=4)
+    read = app.stream("rows", Lanes({"0": rows}, width=1000))
+    seen = read.key_by(luck=lambda row: chance.randrange(1000)).stateful_map(
+        "seen", lambda k, row, s: (row, [*s, row["n"]]), initial=[]
+    )
+    out: dict[str, list[Any]] = {}
+    seen.to("out", mp.sinks.function(lambda rows, delivery: out.update({delivery.id: rows})))
+    storage, clock = open_storage("memory://"), ManualClock()
+    runtime = Torn(storage, clock)
+    driver = Driver(app.program(), runtime, storage, clock, partitions=4, home=str(tmp_path), hook=None, threaded=False)
+    assert driver.batch(WHOLE)
+    assert runtime.torn == 1
+    with TestDriver(app, storage=storage) as reader:
+        found = [n for _, ns in reader.state("seen").items() for n in ns]
+    assert sorted(found) == list(range(200))
+    assert sorted(row["n"] for rows in out.values() for row in rows) == list(range(200))

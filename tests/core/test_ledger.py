@@ -41,8 +41,7 @@ def storage() -> FaultyStorage:
 # --- a reply that was lost ---
 
 
-@pytest.mark.parametrize("times", [1, 3])
-@pytest.mark.parametrize("how", ["conflict", "after", "before"])
+@pytest.mark.parametrize("how, times", [("conflict", 1), ("conflict", 5), ("after", 1), ("after", 5), ("before", 4)])
 @pytest.mark.parametrize("record", ["the first claim", "a commit", "a claim", "a release"])
 def test_a_put_without_a_true_answer_counts_once(storage, record, how, times):
     """The reply is lost, or our own success comes back as "already exists": what stands there is read back."""
@@ -213,6 +212,33 @@ def test_a_state_dir_wiped_and_begun_anew_beside_an_old_replica(storage, tmp_pat
     assert run_to_end(driver_of(app, storage, tmp_path)) == 2
     with TestDriver(app, storage=storage) as reader:
         assert dict(reader.state("total").items()) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2, 3])
+def test_a_state_dir_put_back_from_a_copy_beside_a_newer_replica(storage, tmp_path, batches):
+    """The records that come after the copy have the numbers of those that are gone, and another history."""
+    lanes = {"0": ["a", "a", "a", "a"]}
+
+    def build() -> mp.App:
+        app = mp.App("copy")
+        keyed = app.stream("rows", Lanes(lanes)).key_by(key=lambda key: key)
+        keyed.stateful_map("n", lambda k, row, n: (None, n + 1), initial=0)
+        return app
+
+    driver = driver_of(build(), storage, tmp_path / "here")
+    assert driver.batch(WHOLE)
+    copy = {path: storage.get(path) for path in paths(storage, "")}
+    run_to_end(driver)
+    storage.delete(paths(storage, ""))
+    for path, data in copy.items():
+        storage.put(path, data)
+    lanes["0"][1:] = ["b", "b", "b", "c"]
+    elsewhere = driver_of(build(), storage, tmp_path / "elsewhere")
+    for _ in range(batches):
+        elsewhere.batch(WHOLE)
+    assert run_to_end(driver_of(build(), storage, tmp_path / "here")) == 4 - batches
+    with TestDriver(build(), storage=storage) as reader:
+        assert dict(reader.state("n").items()) == {"a": 1, "b": 3, "c": 1}
 
 
 # --- clearing ---
@@ -400,6 +426,18 @@ def test_positions_of_many_places_go_to_a_file_and_come_back(storage, tmp_path, 
         found = {key: value["n"] for key, value in reader.state("count").items()}
     assert found == {n: 1 + (n % 100 == 0) for n in range(lanes)}
     assert len(storage.get(paths(storage, "lanes/ledger")[-1])) < 200_000
+
+
+def test_a_position_file_holds_the_places_of_all_batches_before_it(storage, tmp_path):
+    rows = {f"early {n}": [n] for n in range(300)}
+    app = mp.App("lanes")
+    app.stream("rows", Lanes(rows)).to("out", mp.sinks.memory())
+    assert run_to_end(driver_of(app, storage, tmp_path)) == 1
+    rows.update({f"late {n}": [n] for n in range(300)})
+    assert run_to_end(driver_of(app, storage, tmp_path)) == 1
+    (path,) = paths(storage, "lanes/positions")
+    assert json.loads(storage.get(path)) == dict.fromkeys(rows, 1)
+    assert run_to_end(driver_of(app, storage, tmp_path)) == 0
 
 
 def test_a_damaged_position_file_is_corrupt_by_its_name(storage, tmp_path):

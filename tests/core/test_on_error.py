@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from datetime import datetime, tzinfo
 from typing import Any
 
 import msgspec
@@ -190,6 +191,49 @@ def test_a_row_that_cannot_be_encoded_stops_the_run_in_words():
     with pytest.raises(mp.errors.StepFailed, match="cannot store") as caught:
         piped(lambda s: s.map(lambda n: {"n": [object()]}), [1])
     assert caught.value.step == "out"
+
+
+class OddZone(tzinfo):
+    def utcoffset(self, when):
+        raise ValueError("who knows")
+
+
+@pytest.mark.parametrize(
+    "value", [object(), "lone \ud800", {"deep": [lambda: 0]}, datetime(2024, 1, 1, tzinfo=OddZone())]
+)
+@pytest.mark.parametrize("verb", ["stateful_map", "apply", "list", "map"])
+@pytest.mark.parametrize("policy", ["skip", "dead-letter", "stop"])
+def test_a_state_that_cannot_be_encoded_fails_with_the_row_that_made_it(policy, verb, value):
+    app = mp.App("state")
+    rows = app.stream("rows", mp.sources.rows([]), on_error=policy).key_by(k=lambda n: 0)
+
+    def f(n, state):
+        kept = value if n == 2 else n
+        if verb == "apply":
+            state.set("x", kept)
+        elif verb == "list":
+            state.list("x").append(kept)
+        else:
+            state.map("x")[n] = kept
+        return n
+
+    if verb == "stateful_map":
+        rows.stateful_map("s", lambda k, n, s: (n, value if n == 2 else n), initial=0).to("out", mp.sinks.memory())
+    else:
+        rows.apply("s", f).to("out", mp.sinks.memory())
+    app.dead_letters.to("dead", mp.sinks.memory())
+    with TestDriver(app) as driver:
+        driver.send("rows", [7])
+        if policy == "stop":
+            with pytest.raises(mp.errors.StepFailed) as caught:
+                driver.send("rows", [1, 2, 3])
+            assert (caught.value.step, caught.value.key, caught.value.row) == ("s", 0, 2)
+            return
+        driver.send("rows", [1, 2, 3])
+        assert driver.output("out") == [7, 1, 3]
+        assert [letter["row"] for letter in driver.output("dead")] == ([2] if policy == "dead-letter" else [])
+        kept = {"stateful_map": 3, "apply": {"x": 3}, "list": {"x": [7, 1, 3]}, "map": {"x": {7: 7, 1: 1, 3: 3}}}
+        assert driver.state("s").get(0) == kept[verb]
 
 
 # --- dead letters ---

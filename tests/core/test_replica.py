@@ -242,7 +242,6 @@ def test_a_process_killed_while_it_catches_up_leaves_a_replica_at_some_record(fo
 def test_readers_that_were_killed_do_not_make_the_store_grow_for_ever(folder, tmp_path):
     log = [(n, {"s": [Change(b"%d" % i, b"", b"%d" % n * 50) for i in range(300)]}) for n in range(40)]
     replicated(folder, after(log[:2]), lambda replica: None)
-    close_below(str(tmp_path))
     process = multiprocessing.get_context("spawn").Process(target=die_while_reading, args=(str(tmp_path),))
     process.start()
     process.join()

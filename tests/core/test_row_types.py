@@ -71,8 +71,8 @@ def test_a_row_that_does_not_fit_its_type_is_bad_input():
 VALUES = [
     None, True, 0, -(2**80), 1.5, float("inf"), "", "é\n\x00", b"\x00\xff", Decimal("1.10"), UUID(int=5),
     date(2024, 2, 29), datetime(2024, 1, 1, 1, 2, 3, 4), datetime(2024, 1, 1, tzinfo=UTC),
-    timedelta(days=-1, microseconds=3), (), (1, "a", (2,)), [1, [2, {"a": (3,)}]], {1, 2}, frozenset({"a"}), {1: "a", "$tuple": 2, (1, 2): None},
-    {},
+    timedelta(days=-1, microseconds=3), (), (1, "a", (2,)), [1, [2, {"a": (3,)}]], {1, 2}, frozenset({"a"}),
+    {1: "a", "$tuple": 2, (1, 2): None}, {},
     Order("a", Decimal("2.50"), datetime(2024, 1, 1, tzinfo=UTC), {"x"}), Item("b", 3),
 ]  # fmt: skip
 
