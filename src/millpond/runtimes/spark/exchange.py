@@ -58,12 +58,22 @@ class KeyedTask:
 
 
 class quiet:
-    """No garbage collection within a task: its objects live exactly as long as it does."""
+    """No garbage collection within a task: its objects live about as long as it does.
+
+    Spark's worker collects all garbage after every task, which looks at every object of every module that is
+    loaded: a good part of a small batch. What is there after the first tasks stays for good, and is passed over.
+    """
+
+    _warming = 4  # tasks of this process after which nothing more is loaded, as a rule
 
     def __enter__(self) -> None:
         gc.disable()
 
     def __exit__(self, *_: object) -> None:
+        if quiet._warming:
+            quiet._warming -= 1
+            gc.collect()
+            gc.freeze()
         gc.enable()
 
 
