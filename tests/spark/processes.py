@@ -124,7 +124,18 @@ def descendants(pid: int, matching: str = "") -> list[int]:
     return found
 
 
+def any_alive(pids: list[int]) -> bool:
+    return not set(pids).isdisjoint(parents())
+
+
 def workers(pid: int) -> list[int]:
     """The Python workers of a driver: Spark forks them off a daemon, below its JVM."""
     daemons = descendants(pid, "pyspark.daemon")
     return [one for one in daemons if parents().get(one, (0, ""))[0] in daemons]
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether a process was stopped and not continued."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from folders import append, held, write
-from processes import Program, descendants, eventually, workers
+from processes import Program, any_alive, descendants, eventually, workers
 from pyspark.sql import SparkSession
 
 import millpond as mp
@@ -279,7 +279,7 @@ def test_a_signal_ends_a_run_after_the_batch_in_hand(
     ids = [row["id"] for row in held(tmp_path / "out")]
     assert sorted(ids) == list(range(len(ids))) and 30 < len(ids) < 5030
     assert not (tmp_path / "state" / "totals" / "heartbeat.json").exists()
-    eventually(lambda: not set(below) & set(descendants(1)), "the JVM and its workers to end", 60)
+    eventually(lambda: not any_alive(below), "the JVM and its workers to end", 60)
 
 
 def test_a_driver_whose_jvm_was_killed_says_so_and_ends(program: type[Program], tmp_path: Path) -> None:
@@ -292,6 +292,6 @@ def test_a_driver_whose_jvm_was_killed_says_so_and_ends(program: type[Program], 
         os.kill(pid, signal.SIGKILL)
     assert running.wait(60) == 1
     assert "app 'totals': Spark is gone" in running.output
-    eventually(lambda: not set(below) & set(descendants(1)), "its workers to end", 60)
+    eventually(lambda: not any_alive(below), "its workers to end", 60)
     newest = json.loads(sorted((tmp_path / "state" / "totals" / "ledger").iterdir())[-1].read_text())
     assert newest["kind"] == "release"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from folders import append, held, write
-from processes import Program
+from processes import Program, eventually
 
 import millpond as mp
 
@@ -83,7 +83,9 @@ def test_an_app_in_an_object_store_goes_on_on_an_empty_machine(
     program: type[Program], tmp_path: Path, objects: str
 ) -> None:
     write(tmp_path / "in" / "a.jsonl", ROWS)
-    program("holes", tmp_path, objects, tmp_path / "one", "objects").succeed()
+    first = program("holes", tmp_path, objects, tmp_path / "one", "objects", "stay")
+    eventually(lambda: len(held(tmp_path / "out")) == len(ROWS), "the first rows")
+    first.kill()
     append(tmp_path / "in" / "a.jsonl", ROWS)
     program("holes", tmp_path, objects, tmp_path / "other", "objects").succeed()
     assert dict(mp.open(objects, "holes").state("total").items()) == totals(ROWS + ROWS)

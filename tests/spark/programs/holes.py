@@ -1,4 +1,4 @@
-"""Programs for the holes: `holes.py FOLDER STATE_DIR LOCAL_DIR no-retries|large|objects`."""
+"""Programs for the holes: `holes.py FOLDER STATE_DIR LOCAL_DIR no-retries|large|objects [stay]`."""
 
 from __future__ import annotations
 
@@ -44,4 +44,4 @@ if __name__ == "__main__":
     if kind == "no-retries":
         builder = SparkSession.builder.master("local[*]").config("spark.ui.enabled", "false")
         session = builder.config("spark.driver.host", "127.0.0.1").config("spark.log.level", "OFF").getOrCreate()
-    app.run(until="caught-up", spark=session)
+    app.run(until=None if "stay" in sys.argv else "caught-up", spark=session)
