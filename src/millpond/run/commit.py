@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from millpond.clock import Clock
-from millpond.errors import Unavailable
+from millpond.errors import InvalidUse, Unavailable
 from millpond.flow import Limit
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
@@ -57,6 +57,7 @@ class Driver:
         self._at: Hook = hook or (lambda step, when: None)
         self.owner = Owner(program, storage, clock, partitions, runtime.slots)
         self.positions = positions_of(storage, self.last)
+        self._limit = Limit(1 << 60, 1 << 60)  # what the last batch was allowed to read
         self.courier = Courier(
             program,
             runtime,
@@ -82,10 +83,11 @@ class Driver:
 
     def batch(self, limit: Limit) -> bool:
         """Run one batch; whether there was anything to do."""
-        plan = self._plan(limit)
+        self._limit = Limit(min(limit.rows, self._limit.rows * 2), min(limit.bytes, self._limit.bytes * 2))
+        plan = self._plan(self._limit)
         if plan is None:
             return False
-        computed = self._compute(plan, limit)
+        computed = self._compute(plan)
         if computed.empty and not plan.offers:  # an offer is taken even if there is no row in it
             return False
         record = self._commit(plan, computed)
@@ -103,7 +105,7 @@ class Driver:
         self._at("plan", "after")
         return plan if plan.planned or plan.offers else None
 
-    def _compute(self, plan: Plan, limit: Limit) -> Computed:
+    def _compute(self, plan: Plan) -> Computed:
         self._at("compute", "before")
         for attempt in range(1, MOST_ATTEMPTS + 1):
             try:
@@ -115,14 +117,21 @@ class Driver:
                 if attempt == MOST_ATTEMPTS:
                     raise Unavailable(f"app {self.program.app!r}: a batch failed {attempt} times: {error}") from error
             except TooMuch as error:
-                limit = Limit(max(1, limit.rows // 8), max(1, limit.bytes // 8))
-                again = plan_streams(self.program, self.positions, limit, plan.now, self.runtime, self.last, plan)
-                if attempt == MOST_ATTEMPTS or again.planned == plan.planned:
-                    raise Unavailable(str(error)) from error
-                plan.planned = again.planned
+                if not self._plan_less(plan):
+                    raise InvalidUse(str(error)) from error
             self.owner.check()
             self.clock.sleep(min(0.1 * 2**attempt, 10.0))
         raise Unavailable(f"app {self.program.app!r}: no attempt of {MOST_ATTEMPTS} at a batch came out whole")
+
+    def _plan_less(self, plan: Plan) -> bool:
+        """Plan the batch again, smaller; whether that could be done. The next ones grow back slowly."""
+        while self._limit != Limit(1, 1):
+            self._limit = Limit(max(1, self._limit.rows // 8), max(1, self._limit.bytes // 8))
+            less = plan_streams(self.program, self.positions, self._limit, plan.now, self.runtime, self.last, plan)
+            if less.planned != plan.planned:
+                plan.planned = less.planned
+                return True
+        return False
 
     def _attempt(self, plan: Plan) -> Computed | None:
         """One try at the tasks of a batch; nothing if what came back is not one whole batch."""

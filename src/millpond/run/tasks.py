@@ -129,7 +129,8 @@ def _push(work: Work, program: Program, stream: str, place: int, chunks: Iterabl
         position = chunk.position
         if work.blob_bytes > MOST_BLOB_BYTES:
             raise TooMuch(
-                f"stream {stream!r}: one task made {work.blob_bytes} bytes of rows, the most is {MOST_BLOB_BYTES}"
+                f"stream {stream!r}: a task made {work.blob_bytes} bytes of the rows that it read, and the most is "
+                f"{MOST_BLOB_BYTES}. Make rows smaller, or let a batch of the stream have fewer of them."
             )
     return rows, size, position
 
