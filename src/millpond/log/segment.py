@@ -73,7 +73,10 @@ def _parquet(table: pa.Table, origin: Origin) -> memoryview:
 
 def _text(values: Sequence[bytes | None]) -> Any:
     # Every value comes out of the codec, so it is UTF-8 already.
-    return pa.array(values, pa.binary()).view(pa.string())
+    found = pa.array(values, pa.binary())
+    if isinstance(found, pa.ChunkedArray):  # more than two gigabytes of them
+        return pa.chunked_array([chunk.view(pa.string()) for chunk in found.chunks], pa.string())
+    return found.view(pa.string())
 
 
 def pack_state(changes: Sequence[Change], origin: Origin) -> memoryview:
