@@ -18,7 +18,7 @@ from millpond.rows import Rows, pack_rows, shaped
 from millpond.run.context import Context, Made, Piece
 from millpond.run.keying import Failed, keyed, parted
 from millpond.steps.base import Running, Turn
-from millpond.steps.failure import BadInput, Failures
+from millpond.steps.failure import BadInput, Failures, is_needed_again, own_copy
 from millpond.timing import as_time
 
 
@@ -76,9 +76,10 @@ class Work:
         f, data, came = op.f, [], []
         times: list[Any] | None = [] if isinstance(op, g.WithTime) else None
         verb = type(op).__name__
+        is_kept = is_needed_again(node.on_error)
 
         def once(i: int) -> None:
-            row = rows.data[i]
+            row = own_copy(rows.data[i]) if is_kept else rows.data[i]
             if verb == "FlatMap":
                 found = list(f(row))
                 data.extend(found)
@@ -228,7 +229,7 @@ class Work:
                 is_it = isinstance(op.type, type) and isinstance(row, op.type)
                 data.append(row if is_it else msgspec.convert(row, op.type, strict=False))
                 good.append(i)
-            except msgspec.ValidationError as error:
+            except Exception as error:  # a __post_init__ may raise what it likes
                 wanted = getattr(op.type, "__name__", str(op.type))
                 failed(i, row, BadInput(f"expected {wanted}: {error}"))
         picked = rows if len(good) == len(rows) else rows.pick(good)

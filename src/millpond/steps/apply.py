@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from millpond.codec import copy_value
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
@@ -59,15 +58,13 @@ class Apply:
     def run(self, rows: Rows) -> Rows:
         found, keys = Outputs(rows), rows.keys
         assert keys is not None
-        cells, state, in_place = self._cells, self._state, self._step.kind == "update"
+        cells, state = self._cells, self._state
         state.watermark = self._turn.watermark
 
         def once(i: int, k: int, row: Any) -> None:
             cells.turn_to(keys.encoded[k])
             state.key = keys.objects[k]
             state.time = None if rows.times is None else rows.times[i]
-            # If `update` fails half-way, the row as it was must still be there.
-            row = copy_value(row) if in_place else row
             try:
                 outputs = self._emit(self._f(row, state), row)
             except BaseException:

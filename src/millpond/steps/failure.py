@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from millpond.clock import Clock
+from millpond.codec import NotEncodable, copy_value
 from millpond.errors import InvalidUse, StepFailed
 from millpond.timing import seconds
 
@@ -41,6 +42,19 @@ def checked(on_error: Any, where: str) -> OnError:
     if isinstance(on_error, Retry) or on_error in ("stop", "skip", "dead-letter"):
         return on_error  # type: ignore[no-any-return]
     raise InvalidUse(f'{where}: expected "stop", "skip", "dead-letter" or mp.retry(times, backoff), got {on_error!r}')
+
+
+def is_needed_again(policy: OnError) -> bool:
+    """Whether a row that fails is wanted as it was: to be tried again, or to be kept as a dead letter."""
+    return policy not in ("stop", "skip")
+
+
+def own_copy(row: Any) -> Any:
+    """The row for a function that may change it and then fail; what cannot be copied is given as it is."""
+    try:
+        return copy_value(row)
+    except NotEncodable:
+        return row
 
 
 class Stop(Exception):

@@ -15,6 +15,7 @@ from millpond.codec import IMMUTABLE, copy_value
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn
+from millpond.steps.failure import is_needed_again, own_copy
 from millpond.steps.values import ABSENT, DROPPED, EASY, Packed, Values
 
 
@@ -59,7 +60,8 @@ class StatefulMap:
 
         # The loop spells `once` out for the common case, a state that cannot be changed in place:
         # the call would be a third of the work.
-        left = zip(range(len(objects)), keys.index, objects, strict=True)
+        given = [own_copy(row) for row in objects] if is_needed_again(self._step.on_error) else objects
+        left = zip(range(len(objects)), keys.index, given, strict=True)
         while True:
             try:
                 for i, k, row in left:
@@ -84,7 +86,7 @@ class StatefulMap:
                     key=names[k],
                     row=objects[i],
                     order=rows.order[i],
-                    again=lambda i=i, k=k: once(i, k, objects[i]),  # type: ignore[misc]
+                    again=lambda i=i, k=k: once(i, k, own_copy(objects[i])),  # type: ignore[misc]
                 )
         self._values.save(keys.encoded, before, states)
         if len(came) == len(objects):  # one output per row, as most functions have it
