@@ -78,6 +78,7 @@ class StateView:
         self._storage, self._app, self._name, self._clock = storage, app, name, clock
         self._step, self._types, self._batch = step, types, batch
         self._ledger = Ledger(storage, app, clock)
+        self._seen: int | None = None
         self._codec = Codec(types, unknown="plain")
         # An earlier moment is a replica of its own, which lives as long as this view.
         self._own_home = None if batch is None else tempfile.TemporaryDirectory(prefix="millpond-at-")
@@ -85,7 +86,9 @@ class StateView:
 
     def _record(self) -> Record | None:
         if self._batch is None:
-            return self._ledger.newest()
+            found = self._ledger.newest(near=self._seen)  # the second look need not list the whole ledger
+            self._seen = None if found is None else found.number
+            return found
         record = self._ledger.read(self._batch)
         if record is None:
             raise InvalidUse(f"app {self._app!r}: there is no batch {self._batch}")
