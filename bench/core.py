@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
 import numpy as np
 import peers
@@ -141,7 +142,7 @@ def main() -> None:
         .getOrCreate()
     )
     size = 10_000 if quick else 100_000
-    many, few = (4, 4) if quick else (12, 6)
+    many, few = (4, 4) if quick else (12, 5)
     table: list[tuple[str, str]] = []
 
     def note(what: str, figure: str) -> None:
