@@ -59,6 +59,7 @@ def test_case_5_a_changed_app_resumes_and_reprocesses_nothing(sink):
         assert calls == [1]
         assert driver.state("count").get("all") == 16
         assert driver.output(sink)[-1:] == [16]
+        assert driver.state("other").get("all") == 15, "also after a batch of the program without it"
 
 
 def test_case_5_a_step_that_comes_back_goes_on_with_the_state_it_had():

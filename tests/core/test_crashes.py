@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from ledger_reader import commits, ledger, named_files, paths
-from small_drivers import WHOLE, Lanes
+from small_drivers import WHOLE, Lanes, driver_of
 
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.run.commit import Driver
 from millpond.run.context import Stage
+from millpond.run.tasks import Tools, keyed_task
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 from millpond.testing import Crashed, TestDriver
@@ -335,3 +336,19 @@ def test_partitions_that_saw_different_attempts_of_a_reading_task_make_no_batch(
         found = [n for _, ns in reader.state("seen").items() for n in ns]
     assert sorted(found) == list(range(200))
     assert sorted(row["n"] for rows in out.values() for row in rows) == list(range(200))
+
+
+def test_a_task_of_a_batch_that_is_over_does_not_work_on_the_state_that_came_after(tmp_path):
+    """It may have slept: its replica has gone on meanwhile, and what it would write must count for nothing."""
+    app = mp.App("late")
+    app.stream("rows", Lanes({"0": ["a", "a", "a"]})).key_by(k=lambda k: k).aggregate("n", n=mp.count())
+    storage = open_storage("memory://")
+    driver = driver_of(app, storage, tmp_path)
+    driver.batch(WHOLE)
+    earlier = driver.owner.context(0.0, str(tmp_path))
+    driver.batch(WHOLE)
+    driver.batch(WHOLE)
+    before = paths(storage, "")
+    result = keyed_task(app.program(), earlier, 1, 0, [], {}, tools=Tools(storage, ManualClock()))
+    assert result.incomplete == f"replica at record 2, batch {earlier.batch} builds on {earlier.base}"
+    assert paths(storage, "") == before

@@ -300,3 +300,60 @@ def test_what_stands_behind_the_dead_letters_cannot_make_more_of_them(where):
         mp.errors.InvalidUse, match=r'what stands behind app\.dead_letters cannot have on_error="dead-letter"'
     ):
         TestDriver(app)
+
+
+# --- functions that change their row and then fail ---
+
+CHANGERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
+    "map": lambda s, f: s.map(f),
+    "filter": lambda s, f: s.filter(f),
+    "flat_map": lambda s, f: s.flat_map(lambda row: [f(row)]),
+    "inspect": lambda s, f: s.inspect(f),
+    "keyed map": lambda s, f: s.key_by("k").map(f),
+    "stateful_map": lambda s, f: s.key_by("k").stateful_map("s", lambda k, row, n: (f(row), n + 1), initial=0),
+    "stateful_map of a list": lambda s, f: s.key_by("k").stateful_map("s", lambda k, r, n: (f(r), [*n, 1]), initial=[]),
+    "apply": lambda s, f: s.key_by("k").apply("s", lambda row, state: f(row)),
+    "update": lambda s, f: s.key_by("k").update("s", lambda row, state: f(row)),
+    "stateful_filter": lambda s, f: s.key_by("k").stateful_filter("s", lambda row, state: f(row)),
+}
+
+
+@pytest.mark.parametrize("verb", CHANGERS)
+def test_a_dead_letter_holds_the_row_as_it_was(verb):
+    def f(row):
+        row["n"] += 1
+        row["tags"].append("changed")
+        if row["bad"]:
+            raise ValueError("half-way")
+        return row
+
+    app = mp.App("half")
+    rows = app.stream("rows", mp.sources.rows([]), on_error="dead-letter")
+    CHANGERS[verb](rows, f).to("out", mp.sinks.memory())
+    app.dead_letters.to("dead", mp.sinks.memory())
+    with TestDriver(app) as driver:
+        for _ in range(2):
+            driver.send("rows", [{"k": 1, "n": 1, "tags": [], "bad": bad} for bad in (False, True)])
+        assert [letter["row"] for letter in driver.output("dead")] == [{"k": 1, "n": 1, "tags": [], "bad": True}] * 2
+        assert driver.output("out") == [{"k": 1, "n": 2, "tags": ["changed"], "bad": False}] * 2
+
+
+@pytest.mark.parametrize("verb", CHANGERS)
+def test_a_row_is_tried_again_as_it_was(verb):
+    calls: list[int] = []
+
+    def flaky(row):
+        row["n"] += 1
+        calls.append(row["n"])
+        if len(calls) in (1, 2, 4):
+            raise ValueError("not yet")
+        return row
+
+    app = mp.App("again")
+    rows = app.stream("rows", mp.sources.rows([]), on_error=mp.retry(3, "1s"))
+    CHANGERS[verb](rows, flaky).to("out", mp.sinks.memory())
+    with TestDriver(app) as driver:
+        driver.send("rows", [{"k": 1, "n": 1}])
+        driver.send("rows", [{"k": 1, "n": 1}])
+        assert driver.output("out") == [{"k": 1, "n": 2}] * 2
+        assert calls == [2, 2, 2, 2, 2]

@@ -68,6 +68,25 @@ def test_a_row_that_does_not_fit_its_type_is_bad_input():
         assert all(letter["error"].startswith("expected Order: ") for letter in letters)
 
 
+@dataclass
+class Picky:
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise RuntimeError("less than nothing")
+
+
+def test_a_type_that_refuses_a_row_in_its_own_words():
+    app = mp.App("typed")
+    app.stream("rows", mp.sources.rows([]), type=Picky, on_error="dead-letter").to("out", mp.sinks.memory())
+    app.dead_letters.to("dead", mp.sinks.memory())
+    with TestDriver(app) as driver:
+        driver.send("rows", [{"n": 1}, {"n": -1}])
+        assert driver.output("out") == [Picky(1)]
+        assert [letter["error"] for letter in driver.output("dead")] == ["expected Picky: less than nothing"]
+
+
 VALUES = [
     None, True, 0, -(2**80), 1.5, float("inf"), "", "é\n\x00", b"\x00\xff", Decimal("1.10"), UUID(int=5),
     date(2024, 2, 29), datetime(2024, 1, 1, 1, 2, 3, 4), datetime(2024, 1, 1, tzinfo=UTC),

@@ -22,6 +22,7 @@ from ledger_reader import commits
 import millpond as mp
 from millpond.storage import LocalStorage, open_storage
 from millpond.testing import TestDriver
+from millpond.testing.faults import FaultyStorage
 
 PARTITIONS = pytest.mark.parametrize("partitions", [1, 3])
 
@@ -122,6 +123,32 @@ def test_a_view_shows_each_commit_as_soon_as_it_is_made_and_never_half_of_one(dr
     with pytest.raises(mp.errors.StepFailed):
         driven.send("orders", [{"who": "ann", "n": 1000}, {"who": "ann"}])
     assert state.get("ann") == 105
+
+
+class Listing(FaultyStorage):
+    """Counts the files that it has listed."""
+
+    listed = 0
+
+    def list(self, prefix, after=None):
+        for item in super().list(prefix, after):
+            self.listed += 1
+            yield item
+
+
+def test_a_view_that_is_asked_again_does_not_look_through_the_whole_ledger():
+    storage = Listing(open_storage("memory://"))
+    with TestDriver(shop(1), storage=storage) as driver:
+        for _ in range(5):
+            driver.send("orders", BATCHES[0])
+        state = driver.state("total")
+        assert state.get("ann") == 5
+        driver.send("orders", BATCHES[0])
+        storage.listed = 0
+        assert state.get("ann") == 6
+        assert storage.listed == 2, "the record that it knew and the one that is new"
+        storage.delete([item.path for item in storage.list("")])
+        assert state.get("ann") is None
 
 
 def test_a_step_that_there_is_not_is_said_with_those_that_there_are(driven):
