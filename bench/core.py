@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
 import numpy as np
 import peers
@@ -119,17 +118,8 @@ def python_alone(folder: str, rows: int, place: Path) -> list[float]:
     return found
 
 
-def median(batches: list[float]) -> float:
-    return statistics.median(batches[WARM:] if len(batches) > WARM + 1 else batches)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="fewer batches: a check that it runs, not a measurement")
-    parser.add_argument("--no-peers", action="store_true", help="Millpond alone, for tuning")
-    quick = (options := parser.parse_args()).quick
-    place = Path(tempfile.mkdtemp(prefix="bench-"))
-    spark = (
+def a_session() -> SparkSession:
+    return (
         SparkSession.builder.master("local[2,4]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -141,6 +131,19 @@ def main() -> None:
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
+
+
+def median(batches: list[float]) -> float:
+    return statistics.median(batches[WARM:] if len(batches) > WARM + 1 else batches)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="fewer batches: a check that it runs, not a measurement")
+    parser.add_argument("--no-peers", action="store_true", help="Millpond alone, for tuning")
+    quick = (options := parser.parse_args()).quick
+    place = Path(tempfile.mkdtemp(prefix="bench-"))
+    spark = a_session()
     size = 10_000 if quick else 100_000
     many, few = (4, 4) if quick else (12, 5)
     table: list[tuple[str, str]] = []
@@ -156,7 +159,7 @@ def main() -> None:
             note(f"{keys:,} keys, batches of {size:,} rows: Millpond", f"{ours:,.0f} rows/s")
             continue
         short = make_rows(place / f"peer-{keys}", few, size, keys)
-        theirs = size / median(peers.transform_with_state(spark, short))
+        theirs = size / median(peers.seconds_per_batch("transform_with_state", short))
         note(
             f"{keys:,} keys, batches of {size:,} rows: Millpond / transformWithState (Row)",
             f"{ours:,.0f} / {theirs:,.0f} rows/s = {ours / theirs:.1f}x",
@@ -164,7 +167,7 @@ def main() -> None:
     small = make_rows(place / "small", 8 if quick else 24, 100, 100)
     tiny = median(millpond_batches(spark, mp.sources.files(small), 100, place))
     if not options.no_peers:
-        base = median(peers.count_only(spark, small))
+        base = median(peers.seconds_per_batch("count_only", small))
         note(
             "a batch of 100 rows: Millpond / foreachBatch that only counts",
             f"{tiny:.3f} / {base:.3f} s = {tiny / base:.2f}x",

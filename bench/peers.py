@@ -1,8 +1,16 @@
-"""Spark's own state in Python, and Spark doing next to nothing: what Millpond is measured against."""
+"""Spark's own state in Python, and Spark doing next to nothing: what Millpond is measured against.
+
+Each peer runs in a process and a session of its own, with PySpark's settings as they come, but for two cores, two
+shuffle partitions and as much memory as Millpond has: `python bench/peers.py transform_with_state FOLDER`.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -31,9 +39,15 @@ class RunningTotal(StatefulProcessor):
         pass
 
 
+def seconds_per_batch(peer: str, folder: str) -> list[float]:
+    """What a peer takes for each file of a folder."""
+    done = subprocess.run([sys.executable, __file__, peer, folder], stdout=subprocess.PIPE, text=True, check=True)
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def transform_with_state(spark: SparkSession, folder: str) -> list[float]:
     """Seconds per batch of transformWithState (Row), RocksDB and changelog on, one file a batch."""
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
     spark.conf.set(
         "spark.sql.streaming.stateStore.providerClass",
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -70,3 +84,21 @@ def _batches(frame: Any, count: bool = False) -> list[float]:
     query.awaitTermination()
     shutil.rmtree(checkpoint, ignore_errors=True)
     return [p["durationMs"]["triggerExecution"] / 1000 for p in query.recentProgress if p["numInputRows"]]
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "4g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    peers = {"transform_with_state": transform_with_state, "count_only": count_only}
+    print(json.dumps(peers[sys.argv[1]](session, sys.argv[2])))
+    session.stop()
