@@ -39,6 +39,8 @@ class Program:
     ) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self.log = logs / f"{script.stem}-{len(list(logs.iterdir()))}.log"
+        left = logs / "left behind"  # by whoever is killed: it goes with the test's folder
+        left.mkdir(exist_ok=True)
         # Without these a worker finds modules and the Python only if it is told where they are.
         bare = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONPATH")}
         with open(self.log, "wb") as log:
@@ -47,7 +49,7 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**bare, **(env or {})},
+                env={**bare, "TMPDIR": str(left), "SPARK_LOCAL_DIRS": str(left), **(env or {})},
                 cwd=cwd or logs,
                 start_new_session=True,
             )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
+import shutil
 import site
 import sys
 import sysconfig
@@ -98,6 +100,7 @@ def ship_modules(context: SparkContext) -> None:
     if key in _shipped:
         return
     folder = tempfile.mkdtemp(prefix="millpond-modules-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # executors fetch it for as long as the driver lives
     path = os.path.join(folder, f"modules-{digest.hexdigest()}.zip")
     with zipfile.ZipFile(path, "w") as archive:
         # A package without __init__.py is found only where the archive names its folder.
