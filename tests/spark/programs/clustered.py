@@ -56,6 +56,10 @@ if __name__ == "__main__":
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.executor.memory", "512m")
         .config("spark.executor.cores", "2")
+        # Both hosts are there before the first batch: who comes later makes the partitions move once.
+        .config("spark.cores.max", "4")
+        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "120s")
         .config("spark.driver.memory", "512m")
         .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.shuffle.reduceLocality.enabled", "false")
