@@ -145,7 +145,7 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(prefix="bench-"))
     spark = a_session()
     size = 10_000 if quick else 100_000
-    many, few = (4, 4) if quick else (12, 5)
+    many, few = (4, 4) if quick else (10, 4)
     table: list[tuple[str, str]] = []
 
     def note(what: str, figure: str) -> None:
