@@ -1,0 +1,142 @@
+"""`first`, `last`, `earliest`, `latest`, `collect` and `distinct`: values as they arrived, or by their time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millpond.aggregations.base import Aggregation, Field, Results, labelled, only, reader, short
+from millpond.codec import copy_value
+from millpond.errors import InvalidUse
+
+RESULTS: Results = {
+    "first": only,
+    "last": only,
+    "earliest": only,
+    "latest": only,
+    "collect": copy_value,
+    "distinct": list,
+}
+
+
+def first(field: Field = None) -> Aggregation:
+    """The value, or row, that arrived first.
+
+    >>> import millpond as mp
+    >>> mp.first("page")
+    mp.first('page')
+    """
+    label = labelled("first", field)
+    read = reader(label, field)
+
+    def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
+        value = read(row)  # a row without the field is a mistake, also where its value would not be kept
+        return acc or [copy_value(value)]
+
+    return Aggregation("first", label, list, update, RESULTS["first"], lambda a, b: a or b, field=field)
+
+
+def last(field: Field = None) -> Aggregation:
+    """The value, or row, that arrived last.
+
+    >>> import millpond as mp
+    >>> mp.last("page")
+    mp.last('page')
+    """
+    label = labelled("last", field)
+    read = reader(label, field)
+
+    def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
+        return [copy_value(read(row))]
+
+    return Aggregation("last", label, list, update, RESULTS["last"], lambda a, b: b or a, field=field)
+
+
+def earliest(field: Field = None) -> Aggregation:
+    """The value, or row, with the oldest event time; of several, the one that arrived first.
+
+    >>> import millpond as mp
+    >>> mp.earliest("price")
+    mp.earliest('price')
+    """
+    return _by_time("earliest", field, lambda new, old: new < old)
+
+
+def latest(field: Field = None) -> Aggregation:
+    """The value, or row, with the newest event time; of several, the one that arrived last.
+
+    >>> import millpond as mp
+    >>> mp.latest("price")
+    mp.latest('price')
+    """
+    return _by_time("latest", field, lambda new, old: new >= old)
+
+
+def collect(field: Field = None) -> Aggregation:
+    """All values, or rows, in the order of arrival.
+
+    >>> import millpond as mp
+    >>> mp.collect("sku")
+    mp.collect('sku')
+    """
+    label = labelled("collect", field)
+    read = reader(label, field)
+
+    def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
+        acc.append(copy_value(read(row)))
+        return acc
+
+    return Aggregation("collect", label, list, update, RESULTS["collect"], lambda a, b: a + b, field=field)
+
+
+def distinct(field: Field = None) -> Aggregation:
+    """Each value once, in the order in which they first arrived; equal as Python compares, so 1 is 1.0.
+
+    >>> import millpond as mp
+    >>> mp.distinct("country")
+    mp.distinct('country')
+    """
+    label = labelled("distinct", field)
+    read = reader(label, field)
+
+    def update(acc: dict[Any, None], row: Any, time: Any) -> dict[Any, None]:
+        return add(acc, read(row))
+
+    def add(acc: dict[Any, None], value: Any) -> dict[Any, None]:
+        try:
+            # No NaN equals another, so it is kept only if there is none.
+            if value == value or all(known == known for known in acc):
+                acc.setdefault(value)
+        except TypeError:
+            raise InvalidUse(
+                f"{label}: expected values that can be compared, such as text, numbers or tuples, "
+                f"got {short(value)}; name a field, or give a function that returns a tuple"
+            ) from None
+        return acc
+
+    def merge(a: dict[Any, None], b: dict[Any, None]) -> dict[Any, None]:
+        for value in b:
+            a = add(a, value)
+        return a
+
+    return Aggregation("distinct", label, dict, update, RESULTS["distinct"], merge, field=field)
+
+
+def _by_time(kind: str, field: Field, beats: Callable[[Any, Any], bool]) -> Aggregation:
+    """The accumulator is empty, or the time and the value of one row."""
+    label = labelled(kind, field)
+    read = reader(label, field)
+
+    def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
+        if time is None:
+            raise InvalidUse(
+                f"{label}: expected rows with an event time, but the stream has none; give it one with "
+                f"timestamp=…, or use {'first' if kind == 'earliest' else 'last'}, which goes by arrival"
+            )
+        value = read(row)
+        return [time, copy_value(value)] if not acc or beats(time, acc[0]) else acc
+
+    def merge(a: list[Any], b: list[Any]) -> list[Any]:
+        return b if not a or (b and beats(b[0], a[0])) else a
+
+    return Aggregation(kind, label, list, update, RESULTS[kind], merge, field=field)

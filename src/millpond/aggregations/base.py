@@ -1,0 +1,109 @@
+"""What an aggregation is, and how it reads its field of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+from millpond.codec import copy_value
+from millpond.errors import InvalidUse
+
+Field = str | Callable[[Any], Any] | None
+"""The name of a field, a function of the row, or the row itself."""
+
+Results = dict[str, Callable[[Any], Any]]
+"""What an accumulator comes to, by the kind of the aggregation."""
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """Four functions under a name. Made by `mp.count`, `mp.sum`, … or `mp.aggregation`.
+
+    `kind` says which accumulators are of the same make: state can be read by it without the program that
+    wrote it. `can_merge` is false for an aggregation of the user's own without `merge`. `field` is what it reads
+    of a row, as it was given.
+
+    >>> import millpond as mp
+    >>> spent = mp.sum("amount")
+    >>> acc = spent.initial()
+    >>> acc = spent.update(acc, {"amount": 3}, None)
+    >>> acc = spent.update(acc, {"amount": 4}, None)
+    >>> spent.result(acc)
+    7
+    """
+
+    kind: str
+    label: str
+    initial: Callable[[], Any]
+    update: Callable[[Any, Any, Any], Any]
+    result: Callable[[Any], Any]
+    merge: Callable[[Any, Any], Any]
+    can_merge: bool = True
+    field: Field = None
+
+    def __repr__(self) -> str:
+        return f"mp.{self.label}"
+
+
+def reader(where: str, field: Field) -> Callable[[Any], Any]:
+    """A function that reads the field of a row."""
+    if field is None:
+        return lambda row: row
+    if callable(field):
+        return field
+    if type(field) is not str:
+        raise InvalidUse(
+            f"{where}: expected the name of a field or a function of the row, got {field!r}; "
+            f'for example {where.partition("(")[0]}("amount")'
+        )
+
+    def read(row: Any) -> Any:
+        try:
+            return row[field] if type(row) is dict else getattr(row, field)
+        except (KeyError, AttributeError):
+            raise InvalidUse(
+                f"{where}: expected a field {field!r}, but the row has {_fields(row)}; "
+                "correct the name, or give a function that knows what to do without it"
+            ) from None
+
+    return read
+
+
+def _fields(row: Any) -> str:
+    names: Any = None
+    if isinstance(row, Mapping):
+        names = row
+    elif is_dataclass(row):
+        names = [field.name for field in dataclass_fields(row)]
+    else:
+        names = getattr(row, "__struct_fields__", None) or getattr(row, "_fields", None)
+    if names is None:
+        return f"no fields: it is {short(row)}"
+    return ", ".join(map(repr, names)) or "none"
+
+
+def incomparable(label: str, value: Any, error: TypeError) -> InvalidUse:
+    return InvalidUse(
+        f"{label}: expected values that can be compared with each other, got {short(value)} ({error}); "
+        "name a field of one type, or give a function"
+    )
+
+
+def labelled(kind: str, field: Field) -> str:
+    return f"{kind}({'' if field is None else show(field)})"
+
+
+def show(field: Field) -> str:
+    return "<function>" if callable(field) else repr(field)
+
+
+def short(value: Any, limit: int = 80) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= limit else text[:limit] + '…'} ({type(value).__name__})"
+
+
+def only(acc: list[Any]) -> Any:
+    """The result of an accumulator that is empty or ends with one value."""
+    return copy_value(acc[-1]) if acc else None

@@ -1,0 +1,91 @@
+"""`min`, `max` and `top`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millpond.aggregations.base import Aggregation, Field, Results, incomparable, labelled, only, reader, show
+from millpond.codec import copy_value
+from millpond.errors import InvalidUse
+
+RESULTS: Results = {
+    "min": only,
+    "max": only,
+    "top": lambda acc: [copy_value(value) for _, value in acc],
+}
+
+
+def min(field: Field = None) -> Aggregation:
+    """The least value; nulls and NaN are passed over.
+
+    >>> import millpond as mp
+    >>> mp.min("price")
+    mp.min('price')
+    """
+    return _extreme("min", field, lambda new, old: new < old)
+
+
+def max(field: Field = None) -> Aggregation:
+    """The greatest value; nulls and NaN are passed over.
+
+    >>> import millpond as mp
+    >>> mp.max("price")
+    mp.max('price')
+    """
+    return _extreme("max", field, lambda new, old: new > old)
+
+
+def top(k: int, field: Field = None, *, by: Field = None) -> Aggregation:
+    """The k greatest values, or rows, greatest first; of equal ones those that arrived first.
+
+    `by` says what is compared, a field or a function of the row; without it, the values themselves. What
+    compares as null is passed over.
+
+    >>> import millpond as mp
+    >>> mp.top(3, by="amount")
+    mp.top(3, by='amount')
+    """
+    if type(k) is not int or k < 1:
+        raise InvalidUse(f"top(k): expected how many to keep, a whole number from 1, got {k!r}")
+    shown = [repr(k)] + [show(field)] * (field is not None) + [f"by={show(by)}"] * (by is not None)
+    label = f"top({', '.join(shown)})"
+    read = reader(label, field)
+    rank = read if by is None else reader(label, by)
+
+    def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
+        value, new = read(row), rank(row)
+        if new is None or new != new:
+            return acc
+        place = len(acc)
+        try:  # from the least up: most rows are below it, and what is equal came earlier and stays before
+            while place and acc[place - 1][0] < new:
+                place -= 1
+        except TypeError as error:
+            raise incomparable(label, new, error) from None
+        if place < k:
+            acc.insert(place, [copy_value(new), copy_value(value)])
+        del acc[k:]
+        return acc
+
+    def merge(a: list[Any], b: list[Any]) -> list[Any]:
+        return sorted(a + b, key=lambda pair: pair[0], reverse=True)[:k]
+
+    return Aggregation("top", label, list, update, RESULTS["top"], merge, field=field)
+
+
+def _extreme(kind: str, field: Field, beats: Callable[[Any, Any], bool]) -> Aggregation:
+    label = labelled(kind, field)
+    read = reader(label, field)
+
+    def better(acc: list[Any], value: Any) -> list[Any]:
+        try:
+            return [copy_value(value)] if not acc or beats(value, acc[0]) else acc
+        except TypeError as error:
+            raise incomparable(label, value, error) from None
+
+    def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
+        value = read(row)
+        return acc if value is None or value != value else better(acc, value)
+
+    return Aggregation(kind, label, list, update, RESULTS[kind], lambda a, b: better(a, b[0]) if b else a, field=field)

@@ -1,0 +1,63 @@
+"""`aggregation`: one of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millpond.aggregations.base import Aggregation
+from millpond.codec import NotEncodable, copy_value
+from millpond.errors import InvalidUse
+
+CUSTOM = "custom"
+"""The kind of the users' own aggregations."""
+
+
+def aggregation(
+    *,
+    initial: Any,
+    update: Callable[[Any, Any], Any],
+    result: Callable[[Any], Any] | None = None,
+    merge: Callable[[Any, Any], Any] | None = None,
+) -> Aggregation:
+    """An aggregation of your own.
+
+    `initial` is a value, copied each time, or a function that makes one. `update(acc, row)` returns the
+    accumulator with the row in it, a new one or the same one changed. `result(acc)` is what goes out; without
+    it, the accumulator. `merge(acc, acc)` is needed for sessions only.
+
+    >>> import millpond as mp
+    >>> product = mp.aggregation(initial=1, update=lambda acc, row: acc * row["factor"])
+    >>> product.update(product.initial(), {"factor": 3}, None)
+    3
+    """
+    for name, function in {"update": update, "result": result, "merge": merge}.items():
+        if not callable(function) and (name == "update" or function is not None):
+            raise InvalidUse(f"aggregation({name}=): expected a function, got {function!r}")
+    if not callable(initial):
+        copy_value(initial)  # what cannot be stored is refused here and now, not at the first row
+    read = result or (lambda acc: acc)
+    return Aggregation(
+        CUSTOM,
+        "aggregation(…)",
+        initial if callable(initial) else lambda: copy_value(initial),
+        lambda acc, row, time: update(acc, row),
+        lambda acc: _independent(read(acc)),
+        merge or _cannot_merge,
+        can_merge=merge is not None,
+    )
+
+
+def _cannot_merge(a: Any, b: Any) -> Any:
+    raise InvalidUse(
+        "aggregation(…): two sessions join here, which needs merge=; give a function of two accumulators "
+        "that returns one, the accumulator that began earlier comes first"
+    )
+
+
+def _independent(value: Any) -> Any:
+    """A copy, so that a result does not change when the accumulator does; what has none goes out as it is."""
+    try:
+        return copy_value(value)
+    except NotEncodable:
+        return value

@@ -1,0 +1,94 @@
+"""`count`, `sum` and `mean`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Context, Decimal
+from typing import Any
+
+from millpond.aggregations.base import Aggregation, Field, Results, labelled, reader, short
+from millpond.errors import InvalidUse
+
+RESULTS: Results = {
+    "count": lambda acc: acc,
+    "sum": lambda acc: 0 if acc is None else acc,
+    "mean": lambda acc: acc[1] / acc[0] if acc[0] else None,
+}
+
+# Decimals are added without rounding up to this many digits, whatever context the caller has set.
+_EXACT = Context(prec=1000)
+_NUMBERS: Any = (int, float, Decimal, timedelta)
+
+
+def count(field: Field = None) -> Aggregation:
+    """How many rows, or how many whose field is not null.
+
+    >>> import millpond as mp
+    >>> mp.count("email")
+    mp.count('email')
+    """
+    label = labelled("count", field)
+    read = reader(label, field)
+
+    def update(acc: int, row: Any, time: Any) -> int:
+        return acc + 1 if field is None or read(row) is not None else acc
+
+    return Aggregation("count", label, lambda: 0, update, RESULTS["count"], lambda a, b: a + b, field=field)
+
+
+def sum(field: Field = None) -> Aggregation:
+    """The sum of numbers, Decimals or timedeltas; exact for ints and Decimals. Nulls are passed over.
+
+    >>> import millpond as mp
+    >>> mp.sum(lambda row: row["price"] * row["n"])
+    mp.sum(<function>)
+    """
+    label = labelled("sum", field)
+    read = reader(label, field)
+
+    def update(acc: Any, row: Any, time: Any) -> Any:
+        value = read(row)
+        return acc if value is None else _add(label, acc, value)
+
+    def merge(a: Any, b: Any) -> Any:
+        return a if b is None else _add(label, a, b)
+
+    return Aggregation("sum", label, lambda: None, update, RESULTS["sum"], merge, field=field)
+
+
+def mean(field: Field = None) -> Aggregation:
+    """The mean of what is not null: the sum, exact as `sum` is, over the count.
+
+    >>> import millpond as mp
+    >>> mp.mean("age")
+    mp.mean('age')
+    """
+    label = labelled("mean", field)
+    read = reader(label, field)
+
+    def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
+        value = read(row)
+        return acc if value is None else [acc[0] + 1, _add(label, acc[1], value)]
+
+    def merge(a: list[Any], b: list[Any]) -> list[Any]:
+        return [a[0] + b[0], a[1] if b[1] is None else _add(label, a[1], b[1])]
+
+    return Aggregation("mean", label, lambda: [0, None], update, RESULTS["mean"], merge, field=field)
+
+
+def _add(label: str, total: Any, value: Any) -> Any:
+    if not isinstance(value, _NUMBERS):
+        raise InvalidUse(
+            f"{label}: expected a number, got {short(value)}; name a field that holds numbers, "
+            'or give a function, for example lambda row: float(row["amount"])'
+        )
+    if total is None:
+        return int(value) if type(value) is bool else value
+    try:
+        # A Decimal and an int would be rounded too, so one Decimal is enough to add exactly.
+        return _EXACT.add(total, value) if Decimal in (type(total), type(value)) else total + value
+    except TypeError:
+        raise InvalidUse(
+            f"{label}: expected numbers that can be added up, got {short(value)} after {short(total)}; "
+            "turn all of them into one type"
+        ) from None
