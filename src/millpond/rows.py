@@ -17,6 +17,9 @@ import pyarrow as pa
 
 from millpond.codec import Codec, copy_value, decode_key
 from millpond.flow import JsonLines
+from millpond.timing import Times
+
+ENDING = 1 << 62  # the order of what no row caused, but the end of a batch: it comes after all of its rows
 
 Numbers = Sequence[int] | np.ndarray[Any, Any]  # whole numbers, one per row
 Form = Literal["objects", "json", "arrow"]
@@ -57,7 +60,7 @@ class Rows:
         order: Numbers,
         *,
         form: Form = "objects",
-        times: Sequence[Any] | None = None,
+        times: Times | None = None,
         keys: Keys | None = None,
     ) -> None:
         self.data, self.order, self.form, self.times, self.keys = data, order, form, times, keys
@@ -93,9 +96,9 @@ class Rows:
         data = data.take(pa.array(rows, pa.int64())) if self.form == "arrow" else [data[i] for i in rows]
         return Rows(
             data,
-            [self.order[i] for i in rows],
+            np.asarray(self.order, dtype=np.int64)[np.asarray(rows, dtype=np.int64)],
             form=self.form,
-            times=None if self.times is None else [self.times[i] for i in rows],
+            times=None if self.times is None else self.times.pick(rows),
             keys=None if self.keys is None else self.keys.pick(rows),
         )
 
@@ -167,7 +170,7 @@ def pack_rows(rows: Rows, codec: Codec) -> Blob:
     place[used] = np.arange(len(used), dtype=np.int32)
     times = None
     if rows.times is not None:
-        times = codec.encode(list(rows.times))
+        times = (rows.times.unit, rows.times.values.tobytes())
     return _pack(
         (
             rows.form,
@@ -191,9 +194,9 @@ def unpack_rows(blob: Blob, codec: Codec) -> Rows:
         data = codec.decode_lines(data)
     return Rows(
         data,
-        np.frombuffer(order, np.int64).tolist(),
+        np.frombuffer(order, np.int64),
         form=form,
-        times=None if times is None else codec.decode(times),
+        times=None if times is None else Times(np.frombuffer(times[1], np.int64), times[0]),
         keys=Keys(keys.split(b"\n"), np.frombuffer(index, np.int32).tolist()),
     )
 
@@ -210,7 +213,7 @@ def in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
         yield from (unpack_rows(blob, codec) for blob in blobs)
         return
     parts = [unpack_rows(blob, codec) for blob in blobs]
-    if len({part.times is None for part in parts}) > 1:  # some of them have a time and some have none
+    if len({None if part.times is None else part.times.unit for part in parts}) > 1:  # as a union may bring them
         yield from parts
     else:
         yield _merged(parts)
@@ -223,10 +226,11 @@ def _merged(parts: list[Rows]) -> Rows:
         assert part.keys is not None
         places = [place.setdefault(key, len(place)) for key in part.keys.encoded]
         index.extend(places[i] for i in part.keys.index)
+    timed = [part.times for part in parts if part.times is not None]
     together = Rows(
         [row for part in parts for row in part.objects()],
-        [order for part in parts for order in part.order],
-        times=None if parts[0].times is None else [time for part in parts for time in part.times or ()],
+        np.concatenate([np.asarray(part.order, dtype=np.int64) for part in parts]),
+        times=Times(np.concatenate([times.values for times in timed]), timed[0].unit) if timed else None,
         keys=Keys(list(place), index),
     )
     return together.pick(np.argsort(np.asarray(together.order), kind="stable").tolist())

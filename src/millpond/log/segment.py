@@ -7,7 +7,9 @@ A state segment has a row per changed cell, sorted by key and cell:
              name of the part ("v:total", "l:items:0000000000000003", "m:seen:\"a\"")
     value    the new value, as tagged JSON text; null when deleted
     deleted  whether the cell is gone
-    due      the time at which something is to happen to the cell; null when nothing is
+    due      the event time at which something is to happen to the cell: microseconds since the epoch, or
+             whatever whole number the stream's times are; null when nothing is
+    wall     the same by the clock, in microseconds since the epoch
 
 An output segment has a row per output: `order`, the place of the row that caused it, and `row`, the
 output as tagged JSON text.
@@ -19,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -31,6 +34,7 @@ STATE = pa.schema(
         pa.field("value", pa.string()),
         pa.field("deleted", pa.bool_(), nullable=False),
         pa.field("due", pa.int64()),
+        pa.field("wall", pa.int64()),
     ]
 )
 OUTPUT = pa.schema([pa.field("order", pa.int64(), nullable=False), pa.field("row", pa.string(), nullable=False)])
@@ -43,6 +47,7 @@ class Change(NamedTuple):
     cell: bytes
     value: bytes | None
     due: int | None = None
+    wall: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,33 +86,36 @@ def _text(values: Sequence[bytes | None]) -> Any:
 
 def pack_state(changes: Sequence[Change], origin: Origin) -> memoryview:
     """Changes, sorted by key and cell, as a Parquet file."""
-    keys, cells, values, dues = zip(*changes, strict=True) if changes else ((), (), (), ())
-    written = _text(values)
-    columns = [_text(keys), _text(cells), written, written.is_null(), pa.array(dues, pa.int64())]
+    keys, cells, values, dues, walls = zip(*changes, strict=True) if changes else ((), (), (), (), ())
+    written, whole = _text(values), pa.int64()
+    columns = [_text(keys), _text(cells), written, written.is_null(), pa.array(dues, whole), pa.array(walls, whole)]
     return _parquet(pa.Table.from_arrays(columns, schema=STATE), origin)
 
 
 def unpack_state(data: bytes) -> list[Change]:
     """The changes of a state segment, in its order."""
-    table = pq.read_table(pa.BufferReader(data), use_threads=False)
-    keys, cells, values = (_bytes(table.column(name)) for name in ("key", "cell", "value"))
-    due = table.column("due")
-    if due.null_count == len(due):
-        return [Change(*row) for row in zip(keys, cells, values, strict=True)]  # type: ignore[arg-type]
-    return [Change(*row) for row in zip(keys, cells, values, due.to_pylist(), strict=True)]  # type: ignore[arg-type]
+    return _changes(pq.read_table(pa.BufferReader(data), use_threads=False))
 
 
-def pack_outputs(orders: Iterable[int], rows: Sequence[bytes], origin: Origin) -> memoryview:
+def _changes(table: pa.Table) -> list[Change]:
+    columns: list[list[Any]] = [_bytes(table.column(name)) for name in ("key", "cell", "value")]
+    for name in ("due", "wall"):
+        column = table.column(name)
+        columns.append([None] * len(column) if column.null_count == len(column) else column.to_pylist())
+    return list(map(Change._make, zip(*columns, strict=True)))
+
+
+def pack_outputs(orders: Iterable[int] | np.ndarray[Any, Any], rows: Sequence[bytes], origin: Origin) -> memoryview:
     """Encoded outputs with the places of the rows that caused them, as a Parquet file."""
     columns = [pa.array(orders, pa.int64()), _text(rows)]
     return _parquet(pa.Table.from_arrays(columns, schema=OUTPUT), origin)
 
 
-def unpack_outputs(data: bytes) -> tuple[list[int], list[bytes]]:
+def unpack_outputs(data: bytes) -> tuple[np.ndarray[Any, Any], list[bytes]]:
     """The places and the encoded rows of an output segment, in its order."""
     table = pq.read_table(pa.BufferReader(data), use_threads=False)
     rows = _bytes(table.column("row"))
-    return table.column("order").to_numpy().tolist(), rows  # type: ignore[return-value]
+    return table.column("order").to_numpy(), rows  # type: ignore[return-value]
 
 
 def _bytes(column: pa.ChunkedArray) -> list[bytes | None]:
@@ -117,6 +125,4 @@ def _bytes(column: pa.ChunkedArray) -> list[bytes | None]:
 
 def unpack_key(data: bytes, key: bytes) -> list[Change]:
     """The changes of one key in a state segment."""
-    table = pq.read_table(pa.BufferReader(data), use_threads=False, filters=[("key", "==", key.decode())])
-    keys, cells, values = (_bytes(table.column(name)) for name in ("key", "cell", "value"))
-    return [Change(*row) for row in zip(keys, cells, values, strict=True)]  # type: ignore[arg-type]
+    return _changes(pq.read_table(pa.BufferReader(data), use_threads=False, filters=[("key", "==", key.decode())]))

@@ -14,7 +14,8 @@ from struct import Struct
 from zlib import crc32
 
 LONG = 1  # the value holds the whole key and cell
-DUE = 2  # the value holds a time
+DUE = 2  # the value holds an event time
+WALL = 4  # the value holds a time of the clock
 
 _head = Struct("<IB")
 _sizes = Struct("<II")
@@ -47,11 +48,15 @@ def prefix(key: bytes, cell: bytes = b"") -> bytes:
     return _fit(key, _KEY_ROOM) + b"\x00" + cell[:_KEPT]
 
 
-def pack(at: bytes, key: bytes, cell: bytes, value: bytes, due: int | None = None) -> bytes:
+def pack(
+    at: bytes, key: bytes, cell: bytes, value: bytes, due: int | None = None, wall: int | None = None
+) -> bytes:
     """The bytes that lie at `at`."""
     flags = 0
+    if wall is not None:
+        flags, value = WALL, _due.pack(wall) + value
     if due is not None:
-        flags, value = DUE, _due.pack(due) + value
+        flags, value = flags | DUE, _due.pack(due) + value
     if len(key) + len(cell) >= _KEY_ROOM:
         flags, value = flags | LONG, _sizes.pack(len(key), len(cell)) + key + cell + value
     return _head.pack(crc32(value, crc32(at, flags)), flags) + value
@@ -69,10 +74,36 @@ def unpack(at: bytes, data: bytes) -> bytes:
         if flags & LONG:
             key, cell = _sizes.unpack_from(value)
             value = value[8 + key + cell :]
-        if flags & DUE:
-            value = value[8:]
+        value = value[8 * ((flags & DUE > 0) + (flags & WALL > 0)) :]
     return value
 
+
+def times(data: bytes) -> tuple[int | None, int | None]:
+    """The event time and the time of the clock that these bytes hold, where they hold one."""
+    flags, start = data[4], 5
+    if not flags & (DUE | WALL):
+        return None, None
+    if flags & LONG:
+        start += 8 + sum(_sizes.unpack_from(data, 5))
+    due = wall = None
+    if flags & DUE:
+        due, start = _due.unpack_from(data, start)[0], start + 8
+    if flags & WALL:
+        wall = _due.unpack_from(data, start)[0]
+    return due, wall
+
+
+_ordered = Struct(">Q")
+
+
+def by_time(time: int, at: bytes) -> bytes:
+    """The place in an index by time of the cell that lies at `at`: earlier ones come first."""
+    return _ordered.pack(time + (1 << 63)) + at
+
+
+def of_time(entry: bytes) -> tuple[int, bytes]:
+    """The time of an entry of such an index, and where its cell lies."""
+    return _ordered.unpack_from(entry)[0] - (1 << 63), entry[8:]
 
 def address(at: bytes, data: bytes) -> tuple[bytes, bytes]:
     """The key and the cell of the bytes that lie at `at`; `unpack` has proved them whole."""

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import lmdb
 import msgspec
@@ -26,21 +26,33 @@ import msgspec
 from millpond.errors import Unavailable
 from millpond.log.segment import Change
 from millpond.replica import home
-from millpond.replica.cells import Damaged, address, pack, place, prefix, unpack
+from millpond.replica.cells import Damaged, address, by_time, of_time, pack, place, prefix, times, unpack
 
 MAP_SIZE = 1 << 40  # address space, not memory: the file is sparse and grows with the data
-MAX_STEPS = 1024
+MAX_DATABASES = 3072  # three for each step
 MOST_OPEN = 48  # stores in one process: address space has room for about a hundred of them
 _META = b"position"
 
 Applied = tuple[int, dict[str, Sequence[Change]]]  # a record's number, and its changes by step
 
 
+class Entry(NamedTuple):
+    """A cell with all that is known of it."""
+
+    key: bytes
+    cell: bytes
+    value: bytes
+    due: int | None
+    wall: int | None
+
+
 class View:
     """The state of one partition at one record, for reading; it stays as it is while others write."""
 
     def __init__(self, txn: Any, databases: dict[str, Any], position: int) -> None:
-        self._txn, self._databases, self.position = txn, databases, position
+        self._txn, self.position = txn, position
+        self._databases = {name[5:]: database for name, database in databases.items() if name.startswith(_CELLS)}
+        self._by_time = {name: database for name, database in databases.items() if not name.startswith(_CELLS)}
 
     def get(self, step: str, key: bytes, cell: bytes = b"") -> bytes | None:
         """The value of a cell; nothing if there is none. `Damaged` if the store cannot be trusted."""
@@ -71,8 +83,36 @@ class View:
                 found.append(unpack(at, data))
         return found
 
-    def scan(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[tuple[bytes, bytes, bytes]]:
-        """Key, cell and value of all cells of a step, or of one key, or of its cells that begin so.
+    def get_cells(self, step: str, keys: Sequence[bytes], cells: Sequence[bytes]) -> list[bytes | None]:
+        """The values of many cells: the i-th is `cells[i]` of `keys[i]`."""
+        database = self._databases.get(step)
+        if database is None:
+            return [None] * len(keys)
+        get, cursor = self._txn.get, self._txn.cursor(db=database)
+        found: list[bytes | None] = []
+        for at in map(place, keys, cells):
+            data = get(at, db=database)
+            if data is None:
+                self._truly_absent(cursor, at)
+                found.append(None)
+            else:
+                found.append(unpack(at, data))
+        return found
+
+    def entry(self, step: str, key: bytes, cell: bytes = b"") -> Entry | None:
+        """A cell and its times; nothing if there is none."""
+        database = self._databases.get(step)
+        if database is None:
+            return None
+        at = place(key, cell)
+        data = self._txn.get(at, db=database)
+        if data is None:
+            self._truly_absent(self._txn.cursor(db=database), at)
+            return None
+        return Entry(key, cell, unpack(at, data), *times(data))
+
+    def entries(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[Entry]:
+        """All cells of a step, or of one key, or its cells that begin so.
 
         The cells of one key come together, and in order as long as none of them is a long one.
         """
@@ -88,8 +128,47 @@ class View:
                 return
             value = unpack(at, data)
             found_key, found_cell = address(at, data)
-            if found_cell.startswith(cell):
-                yield found_key, found_cell, value
+            if found_cell.startswith(cell) and (key is None or found_key == key):
+                yield Entry(found_key, found_cell, value, *times(data))
+
+    def scan(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[tuple[bytes, bytes, bytes]]:
+        """Key, cell and value of the same."""
+        return ((entry.key, entry.cell, entry.value) for entry in self.entries(step, key, cell))
+
+    def range(self, step: str, key: bytes, first: bytes, last: bytes) -> Iterator[Entry]:
+        """The cells of a key from the first to the last, both included, in order; none of them a long one."""
+        database = self._databases.get(step)
+        if database is None:
+            return
+        own, end = prefix(key), place(key, last)
+        cursor = self._txn.cursor(db=database)
+        if not cursor.set_range(place(key, first)):
+            return
+        for at, data in cursor:
+            if at > end or not at.startswith(own):
+                return
+            value = unpack(at, data)
+            yield Entry(*address(at, data), value, *times(data))
+
+    def due(self, step: str, upto: int, *, wall: bool = False) -> Iterator[Entry]:
+        """The cells whose time has come by `upto`, in the order of these times."""
+        index, cells = self._by_time.get((_WALL if wall else _DUE) + step), self._databases.get(step)
+        if index is None:
+            return
+        cursor = self._txn.cursor(db=index)
+        if not cursor.first():
+            return
+        for entry in cursor.iternext(keys=True, values=False):
+            if len(entry) < 8:
+                raise Damaged(f"an entry of {len(entry)} bytes in an index by time")
+            time, at = of_time(entry)
+            if time > upto:
+                return
+            data = self._txn.get(at, db=cells)
+            found = None if data is None else unpack(at, data)
+            if data is None or found is None or times(data)[wall] != time:
+                raise Damaged(f"the index by time of {at[:80]!r}")
+            yield Entry(*address(at, data), found, *times(data))
 
     def count(self, step: str) -> int:
         """How many cells a step holds."""
@@ -115,10 +194,12 @@ class Replaced(Exception):
 
 
 class _Meta(msgspec.Struct):
-    """What a store says of itself: the record it stands at, and the steps that it holds cells of."""
+    """What a store says of itself: the record it stands at, and its databases: the cells of each step, and
+    those that have a time by that time.
+    """
 
     position: int = -1
-    steps: list[str] = msgspec.field(default_factory=list)
+    databases: list[str] = msgspec.field(default_factory=list)
 
 
 class Replica:
@@ -139,7 +220,7 @@ class Replica:
                 self._env: Any = lmdb.open(
                     str(path),
                     map_size=MAP_SIZE,
-                    max_dbs=MAX_STEPS,
+                    max_dbs=MAX_DATABASES,
                     max_readers=512,
                     sync=False,
                     metasync=False,
@@ -198,16 +279,16 @@ class Replica:
     def view(self) -> Iterator[View]:
         """What the replica holds now, and up to which record that is."""
         with self._reading() as (txn, meta):
-            if all(step in self._databases for step in meta.steps):
-                yield View(txn, {step: self._databases[step] for step in meta.steps}, meta.position)
+            if all(name in self._databases for name in meta.databases):
+                yield View(txn, {name: self._databases[name] for name in meta.databases}, meta.position)
                 return
         # LMDB forgets a database that was first opened by a reader, and a reader cannot see one that was
         # opened after it began.
-        for step in meta.steps:
-            if step not in self._databases:
-                self._databases[step] = self._env.open_db(_name(step), create=False)
+        for name in meta.databases:
+            if name not in self._databases:
+                self._databases[name] = self._env.open_db(name.encode(), create=False)
         with self._reading() as (txn, meta):
-            known = {step: self._databases[step] for step in meta.steps if step in self._databases}
+            known = {name: self._databases[name] for name in meta.databases if name in self._databases}
             yield View(txn, known, meta.position)
 
     @contextmanager
@@ -237,10 +318,24 @@ class Replica:
                 return meta.position
             if meta.position >= 0 and number != meta.position + 1:
                 raise Damaged(f"position {meta.position} cannot be followed by record {number}")
+            known = set(meta.databases)
+
+            def database(name: str) -> Any:
+                if name not in opened:
+                    opened[name] = self._env.open_db(name.encode(), txn=txn, create=name not in known)
+                    known.add(name)
+                return opened[name]
+
             for step, step_changes in changes.items():
-                opened[step] = self._env.open_db(_name(step), txn=txn, create=step not in meta.steps)
-                _put(txn, opened[step], step_changes)
-            meta = _Meta(number, sorted({*meta.steps, *changes}))
+                names = (_DUE + step, _WALL + step)
+                timed = any(name in known for name in names) or any(
+                    change.due is not None or change.wall is not None for change in step_changes
+                )
+                if timed:
+                    _put_timed(txn, database(_CELLS + step), [database(name) for name in names], step_changes)
+                else:
+                    _put(txn, database(_CELLS + step), step_changes)
+            meta = _Meta(number, sorted(known))
             txn.put(_META, pack(_META, b"", b"", msgspec.json.encode(meta)))
         self._databases.update(opened)
         return number
@@ -251,8 +346,7 @@ class Replica:
             os.close(self._signature)
 
 
-def _name(step: str) -> bytes:
-    return b"step:" + step.encode()
+_CELLS, _DUE, _WALL = "step:", "due:", "wall:"
 
 
 def _meta(txn: Any) -> _Meta:
@@ -262,14 +356,38 @@ def _meta(txn: Any) -> _Meta:
 
 def _put(txn: Any, database: Any, changes: Sequence[Change]) -> None:
     puts: list[tuple[bytes, bytes]] = []
-    for key, cell, value, due in changes:
+    for key, cell, value, _, _ in changes:
         at = place(key, cell)
         if value is None:
             txn.delete(at, db=database)
         else:
-            puts.append((at, pack(at, key, cell, value, due)))
+            puts.append((at, pack(at, key, cell, value)))
     with txn.cursor(db=database) as cursor:
         cursor.putmulti(puts)
+
+
+def _put_timed(txn: Any, database: Any, indexes: list[Any], changes: Sequence[Change]) -> None:
+    """The same where cells have times: their entries in the indexes move with them."""
+    added: tuple[list[tuple[bytes, bytes]], ...] = ([], [])
+    puts: list[tuple[bytes, bytes]] = []
+    for key, cell, value, due, wall in changes:
+        at = place(key, cell)
+        old = txn.get(at, db=database)
+        held = (None, None) if old is None else times(old)
+        new = (None, None) if value is None else (due, wall)
+        for i, (before, after) in enumerate(zip(held, new, strict=True)):
+            if before != after:
+                if before is not None:
+                    txn.delete(by_time(before, at), db=indexes[i])
+                if after is not None:
+                    added[i].append((by_time(after, at), b""))
+        if value is None:
+            txn.delete(at, db=database)
+        else:
+            puts.append((at, pack(at, key, cell, value, due, wall)))
+    for target, pairs in ((database, puts), (indexes[0], sorted(added[0])), (indexes[1], sorted(added[1]))):
+        with txn.cursor(db=target) as cursor:
+            cursor.putmulti(pairs)
 
 
 _open: dict[Path, Replica] = {}  # the one used last comes last

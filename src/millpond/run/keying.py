@@ -24,7 +24,7 @@ class Failed(Protocol):
 def keyed(op: Key, rows: Rows, failed: Failed) -> Rows:
     """The rows with their keys; rows that have none are reported and left out."""
     if len(rows) == 0:
-        return Rows([], [], times=rows.times and [], keys=Keys([], []))
+        return Rows([], [], times=rows.times, keys=Keys([], []))
     keys = _quick(op, rows)
     if keys is not None:
         return Rows(rows.data, rows.order, form=rows.form, times=rows.times, keys=keys)
@@ -135,7 +135,7 @@ def parted(rows: Rows, partitions: int) -> dict[int, Rows]:
             continue
         data = rows.data
         data = data.take(pa.array(mine)) if rows.form == "arrow" else [data[i] for i in mine.tolist()]
-        times = None if rows.times is None else [rows.times[i] for i in mine.tolist()]
+        times = None if rows.times is None else rows.times.pick(mine)
         keys = Keys(rows.keys.encoded, index[mine])
         found[partition] = Rows(data, order[mine], form=rows.form, times=times, keys=keys)
     return found

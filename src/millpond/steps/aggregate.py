@@ -27,7 +27,7 @@ class Aggregate:
         self._names: tuple[str, ...] = step.options["key_names"]
         self._values = Values(step.name, turn.view, turn.codec)
 
-    def run(self, rows: Rows) -> Rows:
+    def run(self, rows: Rows, side: int = 0) -> Rows:
         keys = rows.keys
         assert keys is not None
         before = self._values.load(keys.encoded)
@@ -52,6 +52,9 @@ class Aggregate:
         each_row(self._step, self._turn, rows, once)
         self._values.save(keys.encoded, before, states)
         return found.rows()
+
+    def end(self) -> None:
+        return None
 
     def changes(self) -> list[Change]:
         return self._values.changes()

@@ -17,7 +17,7 @@ from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
 from millpond.steps.state import State
-from millpond.steps.values import Cells
+from millpond.steps.cells import Cells
 
 Emit = Callable[[Any, Any], Iterable[Any]]  # what the function returned, and the row, to outputs
 
@@ -55,11 +55,11 @@ class Apply:
         self._cells = Cells(step.name, turn.view, turn.codec)
         self._state = State(self._cells)
 
-    def run(self, rows: Rows) -> Rows:
+    def run(self, rows: Rows, side: int = 0) -> Rows:
         found, keys = Outputs(rows), rows.keys
         assert keys is not None
         cells, state = self._cells, self._state
-        state.watermark = self._turn.watermark
+        state.watermark = self._turn.shown_watermark
 
         def once(i: int, k: int, row: Any) -> None:
             cells.turn_to(keys.encoded[k])
@@ -75,6 +75,9 @@ class Apply:
 
         each_row(self._step, self._turn, rows, once)
         return found.rows()
+
+    def end(self) -> None:
+        return None
 
     def changes(self) -> list[Change]:
         return self._cells.changes()

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from millpond.codec import Codec
 from millpond.log.segment import Change
 from millpond.replica import View
-from millpond.rows import Rows
+from millpond.rows import ENDING, Keys, Rows
 from millpond.steps.failure import Failures, OnError, is_needed_again, own_copy
-from millpond.timing import Time
+from millpond.timing import Duration, Time, Times, Unit, as_user
 
 
 @dataclass
@@ -23,14 +25,37 @@ class Turn:
     failures: Failures
     batch: int
     now: float
-    watermark: Time | None = None
+    unit: Unit | None = None  # of the times of the rows that come; nothing if none has come yet
+    began: int | None = None  # the watermark that the batch began with: it decides what is late
+    watermark: int | None = None  # the one that it ends with: it decides what closes
+    expiry: int | None = None  # the same, unmoved by the end of the input
+    final: bool = False  # the input has ended, and what is open closes
+    late: Callable[[int], None] = lambda count: None
+    previous: dict[str, Any] | None = None  # the step's own detail in the record that the batch builds on
+
+    @property
+    def wall(self) -> int:
+        """The batch's `now` in microseconds since the epoch."""
+        return round(self.now * 1_000_000)
+
+    @property
+    def shown_watermark(self) -> Time | None:
+        """The watermark that the batch began with, as the user knows it."""
+        return None if self.began is None or self.unit is None else as_user(self.began, self.unit)
 
 
 class Running(Protocol):
-    """A step at work on one batch of one partition."""
+    """A step at work on one batch of one partition.
 
-    def run(self, rows: Rows) -> Rows:
-        """Take keyed rows, in order; called any number of times."""
+    It may have a list `aside` of rows for its side stream, which is taken and cleared after `run` and `end`.
+    """
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        """Take keyed rows, in order, of one of the step's inputs; called any number of times."""
+        ...
+
+    def end(self) -> Rows | None:
+        """Do what is due by now; called once, after all rows, also where there were none."""
         ...
 
     def changes(self) -> list[Change]:
@@ -49,6 +74,7 @@ class Step:
     on_error: OnError = "stop"
     types: tuple[type, ...] = ()
     detail: dict[str, Any] = field(default_factory=dict)  # kept in the ledger, to read the state by
+    holds: tuple[Duration, ...] | None = ()  # what its output may lag behind its input; None: for ever
 
     def start(self, turn: Turn) -> Running:
         return self.begin(self, turn)
@@ -75,9 +101,42 @@ class Outputs:
         assert rows.keys is not None
         return Rows(
             self._data,
-            [rows.order[i] for i in came],
-            times=None if rows.times is None else [rows.times[i] for i in came],
+            np.asarray(rows.order, dtype=np.int64)[np.asarray(came, dtype=np.int64)],
+            times=None if rows.times is None else rows.times.pick(came),
             keys=rows.keys.pick(came),
+        )
+
+
+class Made:
+    """Rows that no single row caused: panes, timers, what was waited for."""
+
+    def __init__(self, unit: Unit | None) -> None:
+        self._unit = unit
+        self._data: list[Any] = []
+        self._order: list[int] = []
+        self._times: list[int] = []
+        self._index: list[int] = []
+        self._keys: dict[bytes, int] = {}
+        self._objects: list[Any] = []
+
+    def add(self, key: bytes, known_as: Any, output: Any, time: int | None, order: int = ENDING) -> None:
+        """An output of a key, as bytes and as the user knows it, at a time; after the rows of the batch, as a rule."""
+        place = self._keys.setdefault(key, len(self._keys))
+        if place == len(self._objects):
+            self._objects.append(known_as)
+        self._index.append(place)
+        self._data.append(output)
+        self._order.append(order)
+        if time is not None:
+            self._times.append(time)
+
+    def rows(self) -> Rows:
+        timed = self._unit is not None and len(self._times) == len(self._data)
+        return Rows(
+            self._data,
+            self._order,
+            times=Times(self._times, self._unit) if timed and self._unit is not None else None,
+            keys=Keys(list(self._keys), self._index, self._objects),
         )
 
 

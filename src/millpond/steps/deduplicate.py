@@ -15,7 +15,8 @@ from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
 from millpond.steps.state import cell_of
-from millpond.steps.values import Cells, is_absent
+from millpond.steps.cells import Cells
+from millpond.steps.values import is_absent
 
 _SEEN = cell_of("m", "seen") + b":"  # and the id
 _ONCE = cell_of("v", "seen")  # where the key itself is the id
@@ -29,7 +30,7 @@ class Deduplicate:
         self._by, self._within = step.options["by"], step.options["within"]
         self._cells = Cells(step.name, turn.view, turn.codec)
 
-    def run(self, rows: Rows) -> Rows:
+    def run(self, rows: Rows, side: int = 0) -> Rows:
         found, keys, cells = Outputs(rows), rows.keys, self._cells
         assert keys is not None
 
@@ -56,6 +57,9 @@ class Deduplicate:
                 f"so within must be {unit}"
             )
         return bool(time - seen <= (self._within if isinstance(time, int) else _delta(self._within)))
+
+    def end(self) -> None:
+        return None
 
     def changes(self) -> list[Change]:
         return self._cells.changes()

@@ -8,7 +8,8 @@ from urllib.parse import quote, unquote
 
 from millpond.codec import Codec, decode_key, encode_key
 from millpond.errors import InvalidUse
-from millpond.steps.values import Cells, is_absent
+from millpond.steps.cells import Cells
+from millpond.steps.values import is_absent
 from millpond.timing import Time
 
 

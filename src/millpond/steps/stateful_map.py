@@ -27,7 +27,7 @@ class StatefulMap:
         self._f, self._initial = step.options["f"], step.options["initial"]
         self._values = Values(step.name, turn.view, turn.codec)
 
-    def run(self, rows: Rows) -> Rows:
+    def run(self, rows: Rows, side: int = 0) -> Rows:
         keys = rows.keys
         assert keys is not None
         before = self._values.load(keys.encoded)
@@ -98,6 +98,9 @@ class StatefulMap:
 
     def _first(self) -> Any:
         return self._initial() if callable(self._initial) else copy_value(self._initial)
+
+    def end(self) -> None:
+        return None
 
     def changes(self) -> list[Change]:
         return self._values.changes()

@@ -6,7 +6,7 @@ value of their own, and a function that fails half-way has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, time
 from operator import itemgetter
 from typing import Any
@@ -90,79 +90,6 @@ class Values:
         ]
 
 
-class Cells:
-    """Named parts of state per key: what the `State` handle reads and writes.
-
-    Writes of one row are pending until `keep`; `undo` forgets them.
-    """
-
-    def __init__(self, step: str, view: View, codec: Codec) -> None:
-        self._step, self._view, self.codec = step, view, codec
-        self._held: dict[bytes, dict[bytes, Any]] = {}
-        self._changed: dict[bytes, set[bytes]] = {}
-        self._pending: dict[bytes, Any] = {}
-        self.key = b""
-
-    def turn_to(self, key: bytes) -> None:
-        """Reads and writes are about this key from now on."""
-        self.key = key
-
-    def read(self, cell: bytes) -> Any:
-        """An immutable value, `Packed`, ABSENT or DROPPED."""
-        if cell in self._pending:
-            return self._pending[cell]
-        held = self._held.setdefault(self.key, {})
-        found = held.get(cell)
-        if found is None:
-            data = self._view.get(self._step, self.key, cell)
-            found = held[cell] = ABSENT if data is None else Packed(data)
-        return found
-
-    def value(self, cell: bytes) -> Any:
-        """The value of a cell, the caller's own; ABSENT or DROPPED where there is none."""
-        found = self.read(cell)
-        return self.codec.decode(found.data) if found.__class__ is Packed else found
-
-    def write(self, cell: bytes, value: Any) -> None:
-        if is_easy(value):
-            self._pending[cell] = value
-        else:
-            self._pending[cell] = Packed(self.codec.encode(value))
-
-    def drop(self, cell: bytes) -> None:
-        if self.read(cell).__class__ is not _Absent:
-            self._pending[cell] = DROPPED
-
-    def scan(self, beginning: bytes = b"") -> Iterator[bytes]:
-        """The cells of the key that hold something and begin so, in order."""
-        live = {cell for _, cell, _ in self._view.scan(self._step, self.key, beginning)}
-        for layer in (self._held.get(self.key, {}), self._pending):
-            for cell, value in layer.items():
-                if cell.startswith(beginning):
-                    (live.discard if value.__class__ is _Absent else live.add)(cell)
-        return iter(sorted(live))
-
-    def keep(self) -> None:
-        """The row went well: its writes count."""
-        if self._pending:
-            self._held.setdefault(self.key, {}).update(self._pending)
-            self._changed.setdefault(self.key, set()).update(self._pending)
-            self._pending = {}
-
-    def undo(self) -> None:
-        """The row failed: it has written nothing."""
-        self._pending = {}
-
-    def changes(self) -> list[Change]:
-        """What this batch has changed, sorted."""
-        encode, held = self.codec.encode, self._held
-        return [
-            Change(key, cell, None if (value := held[key][cell]).__class__ is _Absent else _encoded(value, encode))
-            for key, cells in sorted(self._changed.items())
-            for cell in sorted(cells)
-        ]
-
-
 def is_easy(value: Any) -> bool:
     """Whether a value may be held as it is. What cannot be encoded must fail here, with the row that made it."""
     return value.__class__ in EASY or (value.__class__ is str and value.isascii())
@@ -170,8 +97,3 @@ def is_easy(value: Any) -> bool:
 
 def is_absent(value: Any) -> bool:
     return value.__class__ is _Absent
-
-
-def _encoded(value: Any, encode: Any) -> bytes:
-    data: bytes = value.data if value.__class__ is Packed else encode(value)
-    return data
