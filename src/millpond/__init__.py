@@ -7,6 +7,7 @@ from millpond import errors, sinks, sources, testing
 from millpond.aggregations import (
     Aggregation,
     aggregation,
+    approx_distinct,
     collect,
     count,
     distinct,
@@ -17,6 +18,7 @@ from millpond.aggregations import (
     max,
     mean,
     min,
+    quantile,
     sum,
     top,
 )
@@ -48,6 +50,7 @@ __all__ = [
     "StateView",
     "Stream",
     "aggregation",
+    "approx_distinct",
     "collect",
     "count",
     "distinct",
@@ -60,6 +63,7 @@ __all__ = [
     "mean",
     "min",
     "open",
+    "quantile",
     "retry",
     "sinks",
     "sources",

@@ -10,9 +10,9 @@ Accumulators are plain values that can be encoded: they are state, stored betwee
 return. When one raises, throw the accumulator away and read it again. Rows that are kept and results that
 are returned are copies: nothing outside shares an accumulator's insides.
 
-Nulls: `count(field)` counts what is not null, `sum`, `mean`, `min` and `max` pass over nulls, the others
-take them like any value. Of nothing, `count` and `sum` are 0, `collect`, `distinct` and `top` are empty, and
-the rest are `None`.
+Nulls: `count(field)` counts what is not null, `sum`, `mean`, `min`, `max`, `quantile` and `approx_distinct`
+pass over nulls, the others take them like any value. Of nothing, `count`, `sum` and `approx_distinct` are 0,
+`collect`, `distinct` and `top` are empty, and the rest are `None`.
 """
 
 from millpond.aggregations.arrivals import collect, distinct, earliest, first, last, latest
@@ -20,6 +20,7 @@ from millpond.aggregations.base import Aggregation, Field
 from millpond.aggregations.extremes import max, min, top
 from millpond.aggregations.kinds import result_of
 from millpond.aggregations.own import CUSTOM, aggregation
+from millpond.aggregations.sketches import approx_distinct, quantile
 from millpond.aggregations.totals import count, mean, sum
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Aggregation",
     "Field",
     "aggregation",
+    "approx_distinct",
     "collect",
     "count",
     "distinct",
@@ -37,6 +39,7 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "quantile",
     "result_of",
     "sum",
     "top",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.aggregations import arrivals, extremes, totals
+from millpond.aggregations import arrivals, extremes, sketches, totals
 from millpond.aggregations.base import Results
 from millpond.aggregations.own import CUSTOM
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
 
-RESULTS: Results = totals.RESULTS | extremes.RESULTS | arrivals.RESULTS
+RESULTS: Results = totals.RESULTS | extremes.RESULTS | arrivals.RESULTS | sketches.RESULTS
 
 
 def result_of(kind: str, acc: Any) -> Any:
