@@ -150,6 +150,21 @@ class View:
             value = unpack(at, data)
             yield Entry(*address(at, data), value, *times(data))
 
+    def last(self, step: str, key: bytes, first: bytes, last: bytes) -> Entry | None:
+        """The last cell of such a range; nothing if it is empty."""
+        database = self._databases.get(step)
+        if database is None:
+            return None
+        end, cursor = place(key, last), self._txn.cursor(db=database)
+        found = cursor.set_range(end)
+        if not (found and cursor.key() == end) and not (cursor.prev() if found else cursor.last()):
+            return None
+        at, data = cursor.item()
+        value = unpack(at, data)
+        if at < place(key, first) or not at.startswith(prefix(key)):
+            return None
+        return Entry(*address(at, data), value, *times(data))
+
     def due(self, step: str, upto: int, *, wall: bool = False) -> Iterator[Entry]:
         """The cells whose time has come by `upto`, in the order of these times."""
         index, cells = self._by_time.get((_WALL if wall else _DUE) + step), self._databases.get(step)

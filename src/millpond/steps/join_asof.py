@@ -1,0 +1,122 @@
+"""`join_asof`: each left row with the newest right row at or before its time.
+
+ticks.join_asof("quoted", quotes, keep="7d", how="left")
+"""
+
+from __future__ import annotations
+
+from millpond.codec import decode_key
+from millpond.log.segment import Change
+from millpond.rows import Rows
+from millpond.steps.base import Made, Step, Turn
+from millpond.steps.join_buffer import Arrivals, Changes, Row, first_cell, kept, last_cell, late_row, late_rows, nothing
+from millpond.steps.join_pairs import Pairs
+from millpond.steps.join_reach import LEFT, RIGHT, newest
+from millpond.timing import Unit, span
+
+
+class JoinAsof:
+    """Right rows are kept until the watermark is more than `keep` ahead of them; left rows only where they wait.
+
+    All right rows of a batch have arrived before its left rows are looked at. A left row behind the watermark
+    still meets its match if that is kept, for then it is the newest; if none is kept, nobody can say any more
+    whether there was one, and the row is late. A right row is late when no left row that is on time can reach it.
+    """
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        self._step, self._turn = step, turn
+        self._is_left, self._wait = step.options["how"] == "left", step.options["wait"]
+        self._arrivals = Arrivals(step, turn)
+        self._pairs, self._changes = Pairs(step, turn), Changes()
+        self._late: list[Row] = []
+        self.aside: list[Rows] = []
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        began = self._turn.began
+        oldest = None
+        if side == RIGHT and began is not None and rows.times is not None:
+            oldest = began - self._keep(rows.times.unit)
+        late = self._arrivals.take(rows, side, oldest)
+        if late is not None and began is not None:
+            self.aside.append(late_rows(*late, side, began))
+            self._turn.late(len(late[1]))
+        return nothing(self._arrivals.unit)
+
+    def _keep(self, unit: Unit) -> int:
+        return span(self._step.options["keep"], unit, f"join_asof({self._step.name!r}, keep)")
+
+    def end(self) -> Rows | None:
+        unit, watermark = self._arrivals.unit, self._turn.watermark
+        if unit is None:
+            return None
+        keep = self._keep(unit)
+        came = self._arrivals.by_key()
+        ready: dict[bytes, list[Row]] = {}
+        for key, (lefts, rights) in came.items():
+            for row in rights:
+                if watermark is None or row.at + keep >= watermark:
+                    self._changes.add(row.change(row.at + keep + 1))
+            for row in lefts:
+                if self._wait and (watermark is None or row.at >= watermark):
+                    self._changes.add(row.change(row.at + 1))
+                else:
+                    ready.setdefault(key, []).append(row)
+        if watermark is not None:
+            for row in self._due(keep, watermark):
+                ready.setdefault(row.key, []).append(row)
+        for key, lefts in ready.items():
+            self._match(lefts, came[key][RIGHT] if key in came else [], keep)
+        if self._late:
+            self.aside.append(self._late_rows(unit))
+        return self._pairs.rows(unit)
+
+    def _due(self, keep: int, watermark: int) -> list[Row]:
+        """The left rows that need wait no longer. Right rows that are kept no longer are dropped."""
+        found = []
+        for entry in self._turn.view.due(self._step.name, watermark):
+            row = kept(entry, self._turn.codec)
+            if row.side == RIGHT and row.at + keep >= watermark:  # the program keeps them longer than it did
+                self._changes.add(row.change(row.at + keep + 1))
+                continue
+            self._changes.add(row.gone())
+            if row.side == LEFT:
+                found.append(row)
+        return found
+
+    def _match(self, lefts: list[Row], rights: list[Row], keep: int) -> None:
+        """Find the match of each row of one key, the newest first: what was found for one may be the next one's too."""
+        began, times = self._turn.began, [row.at for row in rights]
+        old: Row | None = None  # kept from an earlier batch
+        for row in sorted(lefts, key=_cell, reverse=True):
+            if old is None or old.at > row.at:
+                old = self._last(row.key, row.at - keep, row.at)
+            place = newest(times, row.at, keep)
+            new = None if place is None else rights[place]
+            found = max((r for r in (old, new) if r is not None), key=_cell, default=None)
+            if found is None and row.is_new and began is not None and row.at < began:
+                self._late.append(row)
+            elif found is None and not self._is_left:
+                continue
+            elif self._wait or not row.is_new:
+                self._pairs.add_ending(row, found, row.at)
+            else:
+                self._pairs.add(row, found, row.order)
+
+    def _last(self, key: bytes, first: int, last: int) -> Row | None:
+        entry = self._turn.view.last(self._step.name, key, first_cell(RIGHT, first), last_cell(RIGHT, last))
+        return None if entry is None else kept(entry, self._turn.codec)
+
+    def _late_rows(self, unit: Unit) -> Rows:
+        made, began = Made(unit), self._turn.began or 0
+        for row in sorted(self._late, key=lambda row: (row.order, row.cell)):
+            key = decode_key(row.key)
+            made.add(row.key, key, late_row(row.row, key, row.at, LEFT, began, unit), row.at, row.order)
+        self._turn.late(len(self._late))
+        return made.rows()
+
+    def changes(self) -> list[Change]:
+        return self._changes.sorted()
+
+
+def _cell(row: Row) -> bytes:
+    return row.cell

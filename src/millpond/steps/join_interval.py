@@ -1,0 +1,108 @@
+"""`join_interval`: pairs of rows of one key whose times are near each other.
+
+orders.join_interval("paid", payments, before="0s", after="1h", grace="5m", how="left")
+"""
+
+from __future__ import annotations
+
+from millpond.log.segment import Change
+from millpond.rows import Rows
+from millpond.steps.base import Step, Turn
+from millpond.steps.join_buffer import Arrivals, Changes, Row, kept, late_rows, nothing, read
+from millpond.steps.join_pairs import Pairs
+from millpond.steps.join_reach import LEFT, RIGHT, Reach
+from millpond.timing import Unit, span
+
+# Whose unmatched rows come out: the left's, the right's.
+HOWS = {"inner": (False, False), "left": (True, False), "right": (False, True), "outer": (True, True)}
+
+
+class JoinInterval:
+    """Every row is kept until no partner can come any more; then it leaves, and comes out if it met none.
+
+    A batch is looked at when all of its rows are there. Of a key's rows only those are read that are near a
+    row of the batch, each once; what leaves is found by the index of what is due.
+    """
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        self._step, self._turn = step, turn
+        self._outer = HOWS[step.options["how"]]
+        self._arrivals = Arrivals(step, turn, self._outer)
+        self._pairs, self._changes = Pairs(step, turn), Changes()
+        self.aside: list[Rows] = []
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        began = self._turn.began
+        oldest = None if began is None or rows.times is None else began - self._reach(rows.times.unit).grace
+        late = self._arrivals.take(rows, side, oldest)
+        if late is not None and began is not None:
+            self.aside.append(late_rows(*late, side, began))
+            self._turn.late(len(late[1]))
+        return nothing(self._arrivals.unit)
+
+    def _reach(self, unit: Unit) -> Reach:
+        where, options = f"join_interval({self._step.name!r}", self._step.options
+        return Reach(*(span(options[name], unit, f"{where}, {name})") for name in ("before", "after", "grace")))
+
+    def end(self) -> Rows | None:
+        unit = self._arrivals.unit
+        if unit is None:
+            return None
+        reach = self._reach(unit)
+        met: dict[tuple[bytes, bytes], Row] = {}  # kept from before, and matched for the first time
+        new: list[Row] = []
+        for key, (lefts, rights) in self._arrivals.by_key().items():
+            self._match(reach, key, lefts, rights, met)
+            new += lefts + rights
+        self._settle(reach, new, met)
+        return self._pairs.rows(unit)
+
+    def _match(
+        self, reach: Reach, key: bytes, lefts: list[Row], rights: list[Row], met: dict[tuple[bytes, bytes], Row]
+    ) -> None:
+        """The pairs of which at least one row is new."""
+        name, turn = self._step.name, self._turn
+        near = [*read(turn, name, key, RIGHT, reach.windows(LEFT, (row.at for row in lefts)))]
+        for ours, theirs in ((lefts, near), (lefts, rights)):
+            self._meet(reach, ours, theirs, met)
+        near = [*read(turn, name, key, LEFT, reach.windows(RIGHT, (row.at for row in rights)))]
+        self._meet(reach, near, rights, met)
+
+    def _meet(self, reach: Reach, lefts: list[Row], rights: list[Row], met: dict[tuple[bytes, bytes], Row]) -> None:
+        for i, j in reach.pairs([row.at for row in lefts], [row.at for row in rights]):
+            self._pairs.add(lefts[i], rights[j], max(lefts[i].order, rights[j].order))
+            for row in (lefts[i], rights[j]):
+                if row.is_open:
+                    row.is_open = False
+                    if not row.is_new:
+                        met[row.key, row.cell] = row
+
+    def _settle(self, reach: Reach, new: list[Row], met: dict[tuple[bytes, bytes], Row]) -> None:
+        """Keep what may still meet a partner, and let go of the rest."""
+        watermark, changes, outer = self._turn.watermark, self._changes, self._outer
+        for row in new:
+            due = reach.leaves(row.side, row.at)
+            if watermark is None or due > watermark:
+                changes.add(row.change(due))
+            elif row.is_open:
+                self._alone(row, due)
+        for row in met.values():
+            changes.add(row.change(reach.leaves(row.side, row.at)))
+        if watermark is None:
+            return
+        for entry in self._turn.view.due(self._step.name, watermark):
+            row = kept(entry, self._turn.codec)
+            due = reach.leaves(row.side, row.at)
+            known = met.get((row.key, row.cell), row)
+            if due > watermark:  # the program has grown more patient since the row was kept
+                changes.add(known.change(due))
+                continue
+            changes.add(row.gone())
+            if known.is_open and outer[row.side]:
+                self._alone(known, due)
+
+    def _alone(self, row: Row, due: int) -> None:
+        self._pairs.add_ending(row if row.side == LEFT else None, row if row.side == RIGHT else None, due)
+
+    def changes(self) -> list[Change]:
+        return self._changes.sorted()

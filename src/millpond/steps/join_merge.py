@@ -1,0 +1,49 @@
+"""What a pair becomes where the program does not say: the fields of both sides. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond.codec.kinds import record_of
+from millpond.steps.failure import BadInput
+
+SUFFIX = "_right"
+
+
+def merged(left: Any, right: Any) -> dict[str, Any]:
+    """The fields of the left row, then the right's. Fields of the right that clash and differ get `_right`.
+
+    A missing side is None and adds nothing. The values are those of the rows, not copies.
+
+    >>> merged({"id": 1, "at": 10, "n": 2}, {"id": 1, "at": 11, "paid": True})
+    {'id': 1, 'at': 10, 'n': 2, 'at_right': 11, 'paid': True}
+    >>> merged(None, {"id": 1})
+    {'id': 1}
+    """
+    if left is None or right is None:
+        return dict(_fields(right if left is None else left))
+    found = dict(_fields(left))
+    for name, value in _fields(right).items():
+        # A joined row that is joined again may have a field of the new name: nothing is ever overwritten.
+        while name in found and not _same(found[name], value):
+            name = f"{name}{SUFFIX}"
+        found[name] = value
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one is other or one == other)
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    if isinstance(row, dict):
+        if all(isinstance(name, str) for name in row):
+            return row
+    else:
+        record = record_of(type(row))
+        if record is not None:
+            return record.take(row)
+    raise BadInput(
+        f"rows are joined by their fields, and a {type(row).__name__} has none with a name: {row!r}. "
+        "Say what becomes of both rows with merge=lambda left, right: …"
+    )
