@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -27,7 +28,7 @@ from millpond.run.heartbeat import seems_running
 from millpond.run.loop import Settings, run
 from millpond.steps.failure import OnError, checked
 from millpond.storage import Storage, open_storage
-from millpond.timing import seconds
+from millpond.timing import duration, seconds
 from millpond.view import StateView, forget_files, forget_replicas
 
 
@@ -80,13 +81,21 @@ class App:
         source: Any,
         *,
         timestamp: str | Callable[[Any], Any] | None = None,
+        disorder: str | int | timedelta = 0,
+        idle_after: str | float | timedelta | None = None,
+        ahead: str | int | timedelta | None = "366d",
         type: Any = None,
         on_error: OnError = "stop",
     ) -> Stream[Any]:
         """A stream of the rows of a source, or of any streaming Spark DataFrame.
 
-        `timestamp` is the field or function that gives a row its event time. `type` is the dataclass or
-        Struct that rows become. `on_error` says what happens to rows that fail, here and in the steps below.
+        `timestamp` is the field or function that gives a row its event time. The watermark is the newest
+        time so far less `disorder`. A source that was read to its end and has been quiet for `idle_after`
+        of the clock holds the watermark back no longer; when all of it is quiet the watermark goes on at the
+        pace of the clock (where times are whole numbers, by one a second). A row whose time lies more than
+        `ahead` in the future, of the clock and of all rows so far, is not believed: it goes to the stream's
+        `late` rows if somebody reads them, and else fails. `type` is the dataclass or Struct that rows
+        become. `on_error` says what happens to rows that fail, here and in the steps below.
 
         >>> import millpond as mp
         >>> app = mp.App("orders")
@@ -98,7 +107,17 @@ class App:
                 f"DataFrame, got {source!r}"
             )
         self._graph.claim(name, "stream")
-        read = g.Read(name, source, timestamp, type)
+        if timestamp is None and (disorder or idle_after is not None):
+            raise InvalidUse(f"stream {name!r}: disorder= and idle_after= speak of event time, so timestamp= is needed")
+        read = g.Read(
+            name,
+            source,
+            timestamp,
+            type,
+            duration(disorder, f"stream({name!r}, disorder)"),
+            None if idle_after is None else seconds(idle_after, f"stream({name!r}, idle_after)"),
+            None if ahead is None else duration(ahead, f"stream({name!r}, ahead)"),
+        )
         return Stream(self._graph, self._graph.add(read, on_error=checked(on_error, f"stream({name!r})")))
 
     @property
@@ -161,12 +180,15 @@ class App:
         max_rows: int = 100_000,
         max_bytes: int | None = None,
         restarts: int = 0,
+        close_at_end: bool = False,
     ) -> None:
         """Run on Spark until stopped, or until every source is read with `until="caught-up"`.
 
         SIGINT and SIGTERM end it after the batch in hand. `spark` is the session to run on; without one a
         local session is made. A batch reads about `max_rows` rows and at most about `max_bytes` bytes, and
         begins `every` so often where there is little to do. A run that failed is begun anew, `restarts` times.
+        Windows and timers that are open when every source is read stay so, for the next run, unless
+        `close_at_end` is said.
 
         >>> import millpond as mp
         >>> app = mp.App("orders")
@@ -182,7 +204,10 @@ class App:
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
             raise InvalidUse(f"run(max_bytes): expected a whole number of 1 or more, got {max_bytes!r}")
         own = {} if max_bytes is None else {"max_bytes": max_bytes}
-        settings = Settings(until, seconds(every, "run(every)"), max_rows, restarts=restarts, **own)
+        if close_at_end and until != "caught-up":
+            raise InvalidUse('run(close_at_end): an input that has an end is read with until="caught-up"')
+        pace = seconds(every, "run(every)")
+        settings = Settings(until, pace, max_rows, restarts=restarts, close_at_end=close_at_end, **own)
         self.run_with(settings, spark)
 
     def run_with(self, settings: Settings, spark: Any = None, hook: Hook | None = None) -> None:

@@ -40,7 +40,7 @@ def folded(log: Iterable[Applied]) -> Cells:
     cells: Cells = {}
     for _, changes in log:
         for step, found in changes.items():
-            for at, cell, value, _ in found:
+            for at, cell, value, *_ in found:
                 if value is None:
                     cells.pop((step, at, cell), None)
                 else:

@@ -368,7 +368,7 @@ def test_pandas_reads_a_segment_and_pyarrow_a_whole_step(tmp_path):
     storage = ran_on_disk(tmp_path, partitions=1)
     path = commits(storage, "shop")[2]["segments"]["total"]["0"][0]["path"]
     frame = pd.read_parquet(tmp_path / "state" / path)
-    assert list(frame.columns) == ["key", "cell", "value", "deleted", "due"]
+    assert list(frame.columns) == ["key", "cell", "value", "deleted", "due", "wall"]
     assert frame[["key", "value", "deleted"]].to_dict("records") == [{"key": '"bob"', "value": None, "deleted": True}]
     assert ds.dataset(tmp_path / "state/shop/steps/seen", format="parquet").count_rows() > 10
 

@@ -46,6 +46,14 @@ class SparkBatch(Struct, omit_defaults=True):
     files: dict[str, Pointer] = field(default_factory=dict)
 
 
+class StreamTime(Struct, omit_defaults=True, frozen=True):
+    """How far a stream's event time has come, in microseconds since the epoch or in numbers of the user's."""
+
+    unit: Literal["instant", "number"] | None = None
+    watermark: int | None = None
+    newest: dict[str, int] = field(default_factory=dict)  # source partition → newest time
+
+
 class Record(Struct, kw_only=True, omit_defaults=True):
     """A record. What describes the app as a whole is carried from record to record; the rest is its own."""
 
@@ -61,7 +69,11 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     previous: str  # the checksum of the record before: a record of another history never fits
     partitions: int
     positions: dict[str, Position] = field(default_factory=dict)
-    watermarks: dict[str, Any] = field(default_factory=dict)
+    watermarks: dict[str, StreamTime] = field(default_factory=dict)  # stream → its event time
+    reached: dict[str, int] = field(default_factory=dict)  # step → the watermark that it has worked with
+    due: dict[str, tuple[int | None, int | None]] = field(
+        default_factory=dict
+    )  # step → what is due next, by each clock
     deliveries: dict[str, int] = field(default_factory=dict)  # sink → all outputs up to here are there
     steps: dict[str, StepInfo] = field(default_factory=dict)
     spark: dict[str, SparkBatch] = field(default_factory=dict)
@@ -70,6 +82,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     outputs: Pointers = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)  # stream → rows read by this batch
     skipped: dict[str, int] = field(default_factory=dict)  # step → rows let go by on_error
+    late: dict[str, int] = field(default_factory=dict)  # step or stream → rows that came too late
     checksum: str = ""
 
     def followed_by(self, kind: Kind, *, driver: str, attempt: str, time: float, **own: Any) -> Record:
@@ -97,6 +110,8 @@ CARRIED = (
     "partitions",
     "positions",
     "watermarks",
+    "reached",
+    "due",
     "deliveries",
     "steps",
     "spark",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from millpond.errors import InvalidUse
 from millpond.flow import Sink
 from millpond.steps.base import Step
 from millpond.steps.failure import OnError, Retry
+from millpond.timing import Duration
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,9 @@ class Read:
     source: Any  # a Source, or a streaming DataFrame that a runtime knows how to take
     timestamp: str | Callable[[Any], Any] | None = None
     type: Any = None
+    disorder: Duration = 0  # how much older than the newest row one may come without being late
+    idle_after: float | None = None  # seconds of quiet after which a partition holds nothing back
+    ahead: Duration | None = timedelta(days=366)  # how far in the future a time may lie, and be believed
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,25 @@ class Union:
 
 
 @dataclass(frozen=True)
+class Judge:
+    """The rows that are late, or those that are not, by the watermark that the batch began with."""
+
+    late: bool
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two inputs of a step that has two."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Aside:
+    """What a step puts aside, as the late rows of a window."""
+
+
+@dataclass(frozen=True)
 class Key:
     """From here on rows belong to keys: they go to the partition that owns theirs."""
 
@@ -92,10 +117,27 @@ class DeadLetters:
     """The rows that failed, from everywhere."""
 
 
-Op = Read | Map | Filter | FlatMap | Inspect | WithTime | Branch | Pick | Union | Key | Keep | Deliver | DeadLetters
+Op = (
+    Read
+    | Map
+    | Filter
+    | FlatMap
+    | Inspect
+    | WithTime
+    | Branch
+    | Pick
+    | Union
+    | Judge
+    | Side
+    | Aside
+    | Key
+    | Keep
+    | Deliver
+    | DeadLetters
+)
 
-# Behind these a function of the user's may change a row in place; a union hands on the very rows it was given.
-MAY_CHANGE = (Map, Filter, FlatMap, Inspect, WithTime, Branch, Keep, Union)
+# Behind these a function of the user's may change a row in place; some hand on the very rows they were given.
+MAY_CHANGE = (Map, Filter, FlatMap, Inspect, WithTime, Branch, Keep, Union, Judge, Side)
 
 
 @dataclass(frozen=True)
@@ -154,6 +196,23 @@ class Program:
     consumers: tuple[tuple[int, ...], ...]
     stages: tuple[int, ...]  # the stage in which each node's rows come to be; of a Key, the one after it
     types: tuple[type, ...]
+
+    @cached_property
+    def clocks(self) -> dict[int, tuple[str, Read]]:
+        """The nodes that give rows their times, where sources are read: the name of that time, and the source."""
+        found: dict[int, tuple[str, Read]] = {}
+        origin: dict[int, Read] = {}
+        for node in self.nodes:
+            if isinstance(node.op, Read):
+                origin[node.id] = node.op
+                if node.op.timestamp is not None:
+                    found[node.id] = (node.op.stream, node.op)
+            elif self.stages[node.id] == 0 and node.inputs and node.inputs[0] in origin:
+                read = origin[node.id] = origin[node.inputs[0]]
+                if isinstance(node.op, WithTime):
+                    number = sum(name.startswith(f"{read.stream} with_time") for name, _ in found.values())
+                    found[node.id] = (f"{read.stream} with_time {number}", read)
+        return found
 
     @property
     def last_stage(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
 from millpond.flow import Sink
 from millpond.pipeline import graph as g
+from millpond.pipeline.fields import Field
 from millpond.steps.aggregate import Aggregate
 from millpond.steps.apply import Apply
 from millpond.steps.base import Step
@@ -16,7 +17,7 @@ from millpond.steps.deduplicate import Deduplicate
 from millpond.steps.failure import OnError, checked
 from millpond.steps.state import State
 from millpond.steps.stateful_map import StatefulMap
-from millpond.timing import duration
+from millpond.timing import Duration, duration
 
 R = TypeVar("R")
 K = TypeVar("K")
@@ -86,6 +87,26 @@ class Stream(Generic[R]):
         >>> timed = mp.App("a").stream("n", mp.sources.rows([{"at": 1}])).with_time(lambda row: row["at"])
         """
         return Stream(self._graph, self._same(g.WithTime(_function(f, "with_time"))))
+
+    @property
+    def on_time(self) -> Self:
+        """The rows that are not older than the watermark with which their batch began.
+
+        >>> import millpond as mp
+        >>> ticks = mp.App("a").stream("ticks", mp.sources.rows([{"at": 1}]), timestamp="at")
+        >>> fresh = ticks.on_time
+        """
+        return type(self)(self._graph, self._same(g.Judge(late=False)))
+
+    @property
+    def late(self) -> Self:
+        """The rows that are older than the watermark with which their batch began.
+
+        >>> import millpond as mp
+        >>> ticks = mp.App("a").stream("ticks", mp.sources.rows([{"at": 1}]), timestamp="at")
+        >>> late = ticks.late.to("late", mp.sinks.memory())
+        """
+        return type(self)(self._graph, self._same(g.Judge(late=True)))
 
     def branch(self, **predicates: Callable[[R], Any]) -> dict[str, Stream[R]]:
         """Part the stream: each row goes to the first predicate that it meets, and else to "rest".
@@ -232,14 +253,32 @@ class KeyedStream(Stream[R], Generic[K, R]):
         super().to(name, sink)
         return self
 
+    def _aside(self) -> Stream[Any]:
+        """What the step that this stream comes from puts aside."""
+        return Stream(self._graph, self._same(g.Aside()))
+
     def _step(
-        self, begin: Any, name: str, kind: str, options: dict[str, Any], type: Any, on_error: Any, **detail: Any
+        self,
+        begin: Any,
+        name: str,
+        kind: str,
+        options: dict[str, Any],
+        type: Any,
+        on_error: Any,
+        *,
+        other: KeyedStream[Any, Any] | None = None,
+        holds: tuple[Duration, ...] | None = (),
+        **detail: Any,
     ) -> KeyedStream[K, Any]:
+        """A step over this stream's rows, and over those of another that is keyed alike, if there is one."""
         self._graph.claim(name, "step")
         policy: OnError = self._node.on_error if on_error is None else checked(on_error, f"{kind}({name!r})")
         types = () if type is None else ((type,) if isinstance(type, _CLASS) else tuple(type))
-        step = Step(name, kind, begin, options, policy, types, detail)
-        node = self._graph.add(g.Keep(step), (self._node.id,), keyed=self._node.keyed, on_error=self._node.on_error)
+        step = Step(name, kind, begin, options, policy, types, detail, holds)
+        inputs: tuple[int, ...] = (self._node.id,)
+        if other is not None:
+            inputs = tuple(stream._same(g.Side(side)).id for side, stream in enumerate((self, other)))
+        node = self._graph.add(g.Keep(step), inputs, keyed=self._node.keyed, on_error=self._node.on_error)
         return KeyedStream(self._graph, node)
 
     def stateful_map(
@@ -361,29 +400,6 @@ class KeyedStream(Stream[R], Generic[K, R]):
 
 
 _CLASS = type
-
-
-class Field:
-    """Reads a field of a row: a key of a dict, or an attribute."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, row: Any) -> Any:
-        return read_field(row, self.name)
-
-
-def read_field(row: Any, name: str) -> Any:
-    """A row's field, or a LookupError that says which fields it has."""
-    if isinstance(row, dict):
-        if name in row:
-            return row[name]
-        fields = ", ".join(map(repr, row))
-        raise LookupError(f"the row has no field {name!r}; it has: {fields or 'none'}")
-    try:
-        return getattr(row, name)
-    except AttributeError:
-        raise LookupError(f"the row has no field {name!r}; it is a {type(row).__name__}") from None
 
 
 def _function(f: Any, where: str) -> Any:

@@ -48,9 +48,7 @@ def prefix(key: bytes, cell: bytes = b"") -> bytes:
     return _fit(key, _KEY_ROOM) + b"\x00" + cell[:_KEPT]
 
 
-def pack(
-    at: bytes, key: bytes, cell: bytes, value: bytes, due: int | None = None, wall: int | None = None
-) -> bytes:
+def pack(at: bytes, key: bytes, cell: bytes, value: bytes, due: int | None = None, wall: int | None = None) -> bytes:
     """The bytes that lie at `at`."""
     flags = 0
     if wall is not None:
@@ -104,6 +102,7 @@ def by_time(time: int, at: bytes) -> bytes:
 def of_time(entry: bytes) -> tuple[int, bytes]:
     """The time of an entry of such an index, and where its cell lies."""
     return _ordered.unpack_from(entry)[0] - (1 << 63), entry[8:]
+
 
 def address(at: bytes, data: bytes) -> tuple[bytes, bytes]:
     """The key and the cell of the bytes that lie at `at`; `unpack` has proved them whole."""

@@ -9,12 +9,12 @@ import msgspec
 
 from millpond.clock import new_id
 from millpond.errors import MillpondError
-from millpond.flow import Limit, Source
+from millpond.flow import Limit, Source, Split
 from millpond.log import pointer
 from millpond.log.pointer import Pointer
-from millpond.log.record import Position, Record, SparkBatch
+from millpond.log.record import Position, Record, SparkBatch, StreamTime
 from millpond.pipeline.graph import Program, Read
-from millpond.run.context import Context, Made, Piece, Planned, Result
+from millpond.run.context import Context, Made, Moment, Piece, Planned, Result
 from millpond.run.runtime import Offer, Runtime
 from millpond.storage import Storage
 
@@ -31,6 +31,17 @@ class Plan:
     planned: list[Planned]
     offers: list[Offer]  # by streaming DataFrames
     known: list[Offer] = field(default_factory=list)  # offers that the ledger holds already
+    moment: Moment = field(default_factory=Moment)
+
+    @property
+    def coming(self) -> dict[str, set[str]]:
+        """The streams and source partitions of which something will be read."""
+        found: dict[str, set[str]] = {}
+        for item in self.planned:
+            found.setdefault(item.stream, set()).add(item.split.partition)
+        for offer in self.offers:
+            found.setdefault(offer.stream, set()).add(Split("", None, None).partition)
+        return found
 
 
 def plan_streams(
@@ -50,7 +61,7 @@ def plan_streams(
         for split in source.plan(positions.get(name, {}), limit, now):
             planned.append(Planned(len(planned), name, split))
     if again is not None:
-        return Plan(now, planned, again.offers)
+        return Plan(now, planned, again.offers, moment=again.moment)
     offers: list[Offer] = []
     known: list[Offer] = []
     if len(ours) < len(own):
@@ -71,6 +82,10 @@ class Computed:
     segments: dict[str, dict[int, list[Pointer]]] = field(default_factory=dict)
     outputs: dict[str, dict[int, list[Pointer]]] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
+    due: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    closed: dict[str, int] = field(default_factory=dict)
+    times: dict[str, StreamTime] = field(default_factory=dict)
     carried: dict[int, dict[int, list[Piece]]] = field(default_factory=dict)
     failure: MillpondError | None = None
 
@@ -92,6 +107,11 @@ class Computed:
                     self.read_bytes[moved.stream] = self.read_bytes.get(moved.stream, 0) + moved.bytes
             for step, pointers in result.segments.items():
                 self.segments.setdefault(step, {})[result.partition] = pointers
+            for step, times in result.due.items():
+                self.due[step] = _sooner(times, self.due.get(step, (None, None)))
+            for step, at in result.closed.items():
+                self.closed[step] = max(at, self.closed.get(step, at))
+            self.times = result.ends or self.times
             self._made(result.made, result.partition)
 
     def _made(self, made: Made, partition: int) -> None:
@@ -99,6 +119,8 @@ class Computed:
             self.outputs.setdefault(sink, {}).setdefault(partition, []).extend(pointers)
         for step, count in made.skipped.items():
             self.skipped[step] = self.skipped.get(step, 0) + count
+        for step, count in made.late.items():
+            self.late[step] = self.late.get(step, 0) + count
         for exchange, partitions in made.carried.items():
             for target, pieces in partitions.items():
                 self.carried.setdefault(exchange, {}).setdefault(target, []).extend(pieces)
@@ -126,6 +148,11 @@ class Computed:
             learned = getattr(op.source, "learned", None) if isinstance(op, Read) else None
             if learned is not None and rows and self.read_bytes.get(stream):
                 learned(rows, self.read_bytes[stream])
+
+
+def _sooner(one: tuple[int | None, int | None], other: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+    event, wall = (min((t for t in pair if t is not None), default=None) for pair in zip(one, other, strict=True))
+    return event, wall
 
 
 def merged(base: Record, positions: Positions, results: list[Result]) -> Computed:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from millpond.clock import Clock
@@ -23,11 +24,13 @@ from millpond.flow import Limit
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
 from millpond.run.batch import Computed, Plan, kept_positions, merged, plan_streams, positions_of, spark_batches
+from millpond.run.context import Moment
 from millpond.run.delivery import Courier
 from millpond.run.owner import Owner
 from millpond.run.plan import disagreement, grouped
 from millpond.run.runtime import JobLost, Runtime
 from millpond.run.tasks import TooMuch
+from millpond.run.watermarks import Quiet, is_due, reached
 from millpond.storage import Storage
 
 StepName = Literal["plan", "compute", "commit", "deliver", "acknowledge", "tidy"]
@@ -52,12 +55,14 @@ class Driver:
         hook: Hook | None = None,
         threaded: bool = True,
         stop: threading.Event | None = None,
+        bounded: bool = True,
     ) -> None:
         self.program, self.runtime, self.storage, self.clock, self.home = program, runtime, storage, clock, home
         self._at: Hook = hook or (lambda step, when: None)
         self.owner = Owner(program, storage, clock, partitions, runtime.slots)
         self.positions = positions_of(storage, self.last)
         self._limit = Limit(1 << 60, 1 << 60)  # what the last batch was allowed to read
+        self._quiet, self._bounded = Quiet(), bounded
         self.courier = Courier(
             program,
             runtime,
@@ -81,10 +86,10 @@ class Driver:
         """The newest record, which is this driver's own."""
         return self.owner.last
 
-    def batch(self, limit: Limit) -> bool:
-        """Run one batch; whether there was anything to do."""
+    def batch(self, limit: Limit, *, final: bool = False) -> bool:
+        """Run one batch; whether there was anything to do. `final` says that the input has ended: all closes."""
         self._limit = Limit(min(limit.rows, self._limit.rows * 2), min(limit.bytes, self._limit.bytes * 2))
-        plan = self._plan(self._limit)
+        plan = self._plan(self._limit, final)
         if plan is None:
             return False
         computed = self._compute(plan)
@@ -96,14 +101,22 @@ class Driver:
         self._tidy()
         return True
 
-    def _plan(self, limit: Limit) -> Plan | None:
+    def _plan(self, limit: Limit, final: bool) -> Plan | None:
         self._at("plan", "before")
         plan = plan_streams(self.program, self.positions, limit, self.clock.now(), self.runtime, self.last)
+        plan.moment = self._moment(plan, final)
         self._at("plan", "during")
         for offer in plan.known:  # committed before the last driver died: only Spark does not know it yet
             self.runtime.accept(offer)
         self._at("plan", "after")
-        return plan if plan.planned or plan.offers else None
+        due = is_due(self.program, plan.moment, self.last.due, plan.now)
+        return plan if plan.planned or plan.offers or due else None
+
+    def _moment(self, plan: Plan, final: bool) -> Moment:
+        """Where event time stands: what the record says, moved by the clock where nothing comes any more."""
+        moment = self._quiet.moment(self.program, self.last.watermarks, plan.coming, plan.now, final=final)
+        bound = round(plan.now * 1_000_000) if self._bounded else None
+        return replace(moment, reached=self.last.reached, bound=bound)
 
     def _compute(self, plan: Plan) -> Computed:
         self._at("compute", "before")
@@ -135,13 +148,14 @@ class Driver:
 
     def _attempt(self, plan: Plan) -> Computed | None:
         """One try at the tasks of a batch; nothing if what came back is not one whole batch."""
-        context = self.owner.context(plan.now, self.home)
+        context = self.owner.context(plan.now, self.home, plan.moment)
         tasks = grouped(plan.planned, self.runtime.slots)
         stage = self.runtime.first_stage(self.program, context, tasks, plan.offers)
         if disagreement(stage, context.partitions):
             return None
         self._at("compute", "during")
         computed = merged(self.last, self.positions, stage.results)
+        context = replace(context, moment=replace(context.moment, ends=computed.times))
         for number in range(2, self.program.last_stage + 1):
             computed.raise_failure()
             carried = computed.carried_to(self.program, number, context.partitions)
@@ -154,7 +168,7 @@ class Driver:
 
     def _commit(self, plan: Plan, computed: Computed) -> Record:
         self._at("commit", "before")
-        context = self.owner.context(plan.now, self.home)
+        context = self.owner.context(plan.now, self.home, plan.moment)
         moved = kept_positions(self.storage, context, self.last, self.positions, computed)
         offered = spark_batches(self.storage, context, plan.offers, self.last)
         record = self.owner.write(
@@ -167,6 +181,10 @@ class Driver:
             outputs=computed.outputs,
             rows=computed.rows,
             skipped=computed.skipped,
+            late=computed.late,
+            watermarks=computed.times,
+            reached=reached(self.program, context.moment, computed.times, computed.closed),
+            due=computed.due,
         )
         self._at("commit", "during")
         for stream, places in computed.positions.items():

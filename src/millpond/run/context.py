@@ -9,8 +9,24 @@ from millpond.errors import MillpondError
 from millpond.flow import Split
 from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer
+from millpond.log.record import StreamTime
+from millpond.timing import Unit
 
 Segments = dict[str, list[Pointer]]  # step or sink → files
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where event time stands when a batch begins."""
+
+    times: dict[str, StreamTime] = field(default_factory=dict)  # stream → its time, as the batch begins
+    idle: dict[str, frozenset[str]] = field(default_factory=dict)  # stream → partitions that hold nothing back
+    asleep: frozenset[str] = frozenset()  # streams of which nothing is to be expected just now
+    reached: dict[str, int] = field(default_factory=dict)  # step → the watermark that it has worked with
+    details: dict[str, dict[str, Any]] = field(default_factory=dict)  # step → what the record says of it
+    final: bool = False  # the input has ended
+    bound: int | None = None  # the clock, in microseconds, where it bounds what a row may say of its time
+    ends: dict[str, StreamTime] | None = None  # as the batch ends; known once every row was read
 
 
 @dataclass(frozen=True)
@@ -29,6 +45,7 @@ class Context:
     home: str | None  # where replicas live; each host decides for itself if nothing is said
     recent: dict[int, dict[int, Segments]] = field(default_factory=dict)  # record → partition → segments
     checksums: dict[int, str] = field(default_factory=dict)  # of those records
+    moment: Moment = field(default_factory=lambda: Moment())
 
     @property
     def paths(self) -> Paths:
@@ -75,6 +92,7 @@ class Made:
     outputs: Segments = field(default_factory=dict)
     carried: dict[int, dict[int, list[Piece]]] = field(default_factory=dict)  # exchange → partition → pieces
     skipped: dict[str, int] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
     failure: MillpondError | None = None
 
 
@@ -87,6 +105,8 @@ class Header:
     blobs: int  # how many of its blobs the reader of this header must have
     made: Made | None = None  # only one partition is told, and hands it on
     progress: list[Progress] = field(default_factory=list)
+    newest: dict[str, dict[str, int]] = field(default_factory=dict)  # stream → source partition → newest time read
+    units: dict[str, Unit] = field(default_factory=dict)
 
 
 @dataclass
@@ -98,6 +118,9 @@ class Result:
     made: Made = field(default_factory=Made)
     nonces: dict[int, str] = field(default_factory=dict)
     headers: list[Header] = field(default_factory=list)
+    due: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)  # step → what is due next
+    closed: dict[str, int] = field(default_factory=dict)  # step → the last moment that it has closed
+    ends: dict[str, StreamTime] = field(default_factory=dict)  # stream → its time, as the batch ends
     incomplete: str = ""  # why the batch must be run again, if it must
     host: str = ""
     seconds: float = 0.0

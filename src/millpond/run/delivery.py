@@ -40,13 +40,12 @@ def parcels(record: Record, sink: str) -> list[Parcel]:
 
 def hand_over(storage: Storage, codec: Codec, sink: Sink, parcel: Parcel) -> None:
     """Read one parcel's rows, in the order of the rows that caused them, and give them to the sink."""
-    orders: list[int] = []
-    texts: list[bytes] = []
+    orders, texts = [], []
     for part in parcel.segments:
-        found = segment.unpack_outputs(pointer.read(storage, part))
-        orders += found[0]
-        texts += found[1]
-    place = np.asarray(orders)
+        order, rows = segment.unpack_outputs(pointer.read(storage, part))
+        orders.append(order)
+        texts += rows
+    place = np.concatenate(orders)
     if len(place) > 1 and (np.diff(place) < 0).any():
         texts = [texts[i] for i in np.argsort(place, kind="stable").tolist()]
     try:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from millpond.codec import encode_key, encode_keys, partitions_of
 from millpond.pipeline.graph import Key
-from millpond.pipeline.stream import read_field
+from millpond.pipeline.fields import read_field
 from millpond.rows import Keys, Rows
 
 
@@ -59,7 +59,7 @@ def _quick(op: Key, rows: Rows) -> Keys | None:
         if rows.form == "arrow":
             return _of_columns(rows.data, fields)
         if rows.form == "json":
-            values = _of_text(rows.data, fields)
+            values = text_fields(rows.data, fields)
         elif len(fields) == 1:
             name = fields[0]
             values = [row[name] for row in rows.data]
@@ -92,7 +92,7 @@ def _of_columns(table: pa.Table, fields: list[str]) -> Keys | None:
 _readers: dict[tuple[str, ...], msgspec.json.Decoder[Any]] = {}
 
 
-def _of_text(lines: list[bytes], fields: list[str]) -> list[Any]:
+def text_fields(lines: list[bytes], fields: list[str]) -> list[Any]:
     """The fields of JSON objects, without making objects of the rest."""
     reader = _readers.get(tuple(fields))
     if reader is None:

@@ -29,6 +29,7 @@ class Settings:
     max_rows: int = 100_000
     max_bytes: int = 256 << 20
     restarts: int = 0
+    close_at_end: bool = False
 
 
 def run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
@@ -73,6 +74,8 @@ def _batches(driver: Driver, heart: Heartbeat, settings: Settings, stop: threadi
         worked = driver.batch(limit)
         if settings.until == "caught-up":
             if not worked and driver.runtime.exhausted:
+                if settings.close_at_end:
+                    driver.batch(limit, final=True)
                 break
         elif sum(driver.last.rows.values()) * 2 < limit.rows or not worked:
             stop.wait(max(0.0, began + settings.every - clock.now()))

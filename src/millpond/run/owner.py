@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from millpond.clock import Clock, new_id
@@ -9,7 +10,7 @@ from millpond.errors import Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
 from millpond.log.record import FORMAT, Kind, Record, StepInfo
 from millpond.pipeline.graph import Program
-from millpond.run.context import Context, Segments
+from millpond.run.context import Context, Moment, Segments
 from millpond.run.plan import check_steps
 from millpond.storage import Storage
 
@@ -113,9 +114,10 @@ class Owner:
                 "stopped; nothing is lost."
             )
 
-    def context(self, now: float, home: str | None) -> Context:
+    def context(self, now: float, home: str | None, moment: Moment) -> Context:
         """The next batch, as its tasks see it."""
         last = self.last
+        details = {step: info.detail for step, info in last.steps.items()}
         return Context(
             app=last.app,
             incarnation=last.incarnation,
@@ -129,6 +131,7 @@ class Owner:
             home=home,
             recent={record.number: _by_partition(record) for record in self._recent},
             checksums={record.number: record.checksum for record in self._recent},
+            moment=replace(moment, reached=last.reached, details=details),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -25,10 +25,11 @@ from millpond.replica import Replica, View, home
 from millpond.replica.local import Applied, replicated
 from millpond.rows import in_order
 from millpond.run.context import Context, Header, Incomplete, Made, Piece, Planned, Progress, Result, Segments
+from millpond.run.watermarks import marks, moved
 from millpond.run.work import Work
-from millpond.steps.base import Turn
 from millpond.steps.failure import Stop
 from millpond.storage import Storage, open_storage
+from millpond.timing import MAX_TICKS
 
 MOST_REMEMBERED = 200_000  # changes that one process keeps to apply them without reading them back
 MOST_BLOB_BYTES = 1 << 30  # Spark cannot move 2 GiB from one task to one partition
@@ -95,10 +96,10 @@ def _handed_over(work: Work, task: int, read: Callable[[], list[Progress]], stor
             for exchange, parts in work.blobs.items():
                 if program.stages[exchange] == 1:
                     blobs.extend((exchange, blob) for blob in parts.get(partition, ()))
-        yield (
-            partition,
-            Header(task, nonce, len(blobs), made if partition == 0 else None, progress if partition == 0 else []),
-        )
+        first = partition == 0
+        header = Header(task, nonce, len(blobs), made if first else None, progress if first else [])
+        header.newest, header.units = work.newest, work.units
+        yield partition, header
         for number, (exchange, blob) in enumerate(blobs):
             yield partition, (task, nonce, number, exchange, blob)
 
@@ -107,6 +108,7 @@ def _read_split(work: Work, program: Program, item: Planned) -> Progress:
     node = program.reads[item.stream]
     assert isinstance(node.op, Read)
     source: Source = node.op.source
+    work.partition = item.split.partition
     rows, size, position = _push(work, program, item.stream, item.place, source.read(item.split))
     found = item.split.start if position is _NOWHERE else position
     return Progress(item.stream, item.split.place, found, rows, size)
@@ -198,6 +200,9 @@ def _keyed(
     for exchange, pieces in carried.items():
         arrived.setdefault(exchange, []).extend(_fetched(storage, piece) for piece in pieces)
 
+    if context.moment.ends is None:  # every reading task has told how far time has come
+        context = replace(context, moment=replace(context.moment, ends=moved(program, context.moment, headers)))
+
     def work_on(replica: Replica) -> Result:
         return _with_state(program, context, stage, partition, arrived, replica, tools, result)
 
@@ -231,11 +236,14 @@ def _with_state(
     with replica.view() as view:
         if view.position != context.base:
             raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {context.base}")
-        work.begin(Turn(view, work.codec, work.failures, context.batch, context.now))
+        ends = context.moment.ends or {}
+        work.begin(view, marks(program, context.moment, ends))
         for exchange, blobs in arrived.items():
             for rows in in_order(blobs, work.codec):
                 work.leave(exchange, rows)
+        work.end()
         changed = _changes(program, work)
+        result.due = _due_next(program, work, view, changed)
     nonce = new_id()
     segments: Segments = {}
     for step, changes in changed.items():
@@ -244,8 +252,36 @@ def _with_state(
         segments[step] = [pointer.write(storage, path, segment.pack_state(changes, origin), len(changes))]
         _remember(path, changes)
     made = _written(work, storage, partition, nonce, stage)
-    result.segments, result.made = segments, made
+    result.segments, result.made, result.ends = segments, made, ends
+    for node, running in work.running.items():
+        op, closed = program.nodes[node].op, getattr(running, "closed", None)
+        if isinstance(op, Keep) and closed is not None:
+            result.closed[op.step.name] = closed
     return result
+
+
+def _due_next(
+    program: Program, work: Work, view: View, changed: dict[str, list[Change]]
+) -> dict[str, tuple[int | None, int | None]]:
+    """When something is to happen next to each step's state, by event time and by the clock."""
+    found = {}
+    for node in work.running:
+        op = program.nodes[node].op
+        assert isinstance(op, Keep)
+        changes = changed.get(op.step.name, [])
+        touched = {(change.key, change.cell) for change in changes}
+        event = [change.due for change in changes if change.due is not None and change.value is not None]
+        wall = [change.wall for change in changes if change.wall is not None and change.value is not None]
+        for times, by_clock in ((event, False), (wall, True)):
+            for entry in view.due(op.step.name, MAX_TICKS, wall=by_clock):
+                if (entry.key, entry.cell) not in touched:
+                    time = entry.wall if by_clock else entry.due
+                    assert time is not None
+                    times.append(time)
+                    break
+        if event or wall:
+            found[op.step.name] = (min(event, default=None), min(wall, default=None))
+    return found
 
 
 def _changes(program: Program, work: Work) -> dict[str, list[Change]]:

@@ -7,19 +7,24 @@ from typing import Any
 from zlib import crc32
 
 import msgspec
+import numpy as np
 
 from millpond.clock import Clock
 from millpond.codec import Codec
+from millpond.errors import InvalidUse
 from millpond.flow import Chunk
+from millpond.log.record import StreamTime
 from millpond.log.segment import Origin, pack_outputs
 from millpond.pipeline import graph as g
-from millpond.pipeline.stream import read_field
+from millpond.replica import View
 from millpond.rows import Rows, pack_rows, shaped
 from millpond.run.context import Context, Made, Piece
 from millpond.run.keying import Failed, keyed, parted
+from millpond.run.timestamps import Reader
+from millpond.run.watermarks import Mark, at_end, incoming, marks
 from millpond.steps.base import Running, Turn
 from millpond.steps.failure import BadInput, Failures, is_needed_again, own_copy
-from millpond.timing import as_time
+from millpond.timing import Times, Unit, as_time, span, ticks, unit_of
 
 
 class Work:
@@ -32,7 +37,12 @@ class Work:
         self.running: dict[int, Running] = {}
         self.blobs: dict[int, dict[int, list[bytes]]] = {}  # exchange → partition → blobs
         self.blob_bytes = 0
-        self._outputs: dict[str, tuple[list[int], list[bytes]]] = {}
+        self.partition = ""  # of the source that is being read
+        self.newest: dict[str, dict[str, int]] = {}  # stream → source partition → newest time
+        self.units: dict[str, Unit] = {}
+        self.late: dict[str, int] = {}
+        self._began = marks(program, context.moment, context.moment.times)
+        self._outputs: dict[str, tuple[list[Any], list[bytes]]] = {}
 
     # --- rows move ---
 
@@ -40,26 +50,48 @@ class Work:
         """Rows come out of a node: everyone who reads from it gets them, and nobody shares one."""
         if len(rows) == 0:
             return
-        readers = self.program.consumers[node]
+        readers = [r for r in self.program.consumers[node] if not isinstance(self.program.nodes[r].op, g.Aside)]
         changers = [r for r in readers if isinstance(self.program.nodes[r].op, g.MAY_CHANGE)]
         for reader in readers:
             shared = reader in changers[:-1] or (reader in changers and len(changers) < len(readers))
-            self._take(self.program.nodes[reader], rows.copied() if shared else rows)
+            self._take(self.program.nodes[reader], rows.copied() if shared else rows, node)
 
-    def _take(self, node: g.Node, rows: Rows) -> None:
+    def _put_aside(self, node: int, running: Running) -> None:
+        """What a step has put aside goes to its side stream."""
+        for rows in (aside := getattr(running, "aside", [])):
+            for reader in self.program.consumers[node]:
+                if isinstance(self.program.nodes[reader].op, g.Aside):
+                    self.leave(reader, rows.copied())
+        aside.clear()
+
+    def _take(self, node: g.Node, rows: Rows, source: int) -> None:
         op = node.op
         if isinstance(op, g.Key):
             self._exchange(node, keyed(op, rows, self._failed(node, f"key_by({', '.join(op.names)})", rows)))
         elif isinstance(op, g.Deliver):
             self._deliver(node, op.name, rows)
         elif isinstance(op, g.Keep):
-            self.leave(node.id, self.running[node.id].run(rows))
+            running = self.running[node.id]
+            self.leave(node.id, running.run(rows, node.inputs.index(source)))
+            self._put_aside(node.id, running)
+        elif isinstance(op, g.Side):
+            self.leave(node.id, rows)
+        elif isinstance(op, g.Judge):
+            self.leave(node.id, self._judged(node, op, rows))
         elif isinstance(op, g.Branch):
             self._branch(node, op, rows)
         elif isinstance(op, g.Union):
             self.leave(node.id, Rows(rows.data, rows.order, form=rows.form, times=rows.times))
         elif not isinstance(op, (g.Read, g.DeadLetters, g.Pick)):
             self.leave(node.id, self._each(node, op, rows))
+
+    def _judged(self, node: g.Node, op: g.Judge, rows: Rows) -> Rows:
+        at = self._began[node.inputs[0]].at
+        if rows.times is None or at is None:
+            return rows.pick([]) if op.late else rows
+        late = rows.times.values < at
+        chosen = np.flatnonzero(late if op.late else ~late)
+        return rows if len(chosen) == len(rows) else rows.pick(chosen.tolist())
 
     def _failed(self, node: g.Node, step: str, rows: Rows) -> Failed:
         def failed(i: int, row: Any, error: Exception, again: Callable[[], None] | None = None) -> None:
@@ -74,7 +106,8 @@ class Work:
         """The stateless verbs, row by row."""
         rows = rows.as_objects()
         f, data, came = op.f, [], []
-        times: list[Any] | None = [] if isinstance(op, g.WithTime) else None
+        times: list[Any] = []
+        clock = self.program.clocks.get(node.id)
         verb = type(op).__name__
         is_kept = is_needed_again(node.on_error)
 
@@ -88,8 +121,12 @@ class Work:
             result = f(row)
             if verb == "Filter" and not result:
                 return
-            if times is not None:
-                times.append(as_time(result))
+            if verb == "WithTime":
+                time = as_time(result)
+                if times and unit_of(time) != unit_of(times[0]):
+                    raise BadInput(f"with_time: expected a time like those before it, such as {times[0]}, got {time}")
+                ticks(time)
+                times.append(time)
             data.append(result if verb == "Map" else row)
             came.append(i)
 
@@ -112,9 +149,19 @@ class Work:
         else:
             kept = rows.pick(came)
             kept.data = data
-        if times is not None:
-            kept.times = times
+        if times:
+            kept.times = Times([ticks(time) for time in times], unit_of(times[0]))
+            if clock is not None:
+                self._saw(clock[0], f"{clock[1].stream}:{self.partition}", kept.times)
         return kept
+
+    def _saw(self, clock: str, partition: str, times: Times) -> None:
+        """Rows with these times have come: the watermark follows the newest."""
+        if len(times):
+            if self.units.setdefault(clock, times.unit) != times.unit:
+                raise InvalidUse(f"stream {clock!r}: its times are datetimes in some rows and whole numbers in others")
+            newest = self.newest.setdefault(clock, {})
+            newest[partition] = max(newest.get(partition, -(1 << 62)), int(times.values.max()))
 
     def _branch(self, node: g.Node, op: g.Branch, rows: Rows) -> None:
         rows = rows.as_objects()
@@ -168,7 +215,7 @@ class Work:
         elif op.type is not None:
             rows = self._typed(node, op, rows)
         if op.timestamp is not None:
-            rows = self._timed(node, op, rows)
+            rows = self._timed(node, op, chunk, rows)
         if rows.form == "json":
             self._text_to_keys(node, op, chunk, rows)
         else:
@@ -180,7 +227,7 @@ class Work:
         readers = [self.program.nodes[r].op for r in self.program.consumers[node.id]]
         return (
             op.type is None
-            and op.timestamp is None
+            and (op.timestamp is None or Reader(op.timestamp).field is not None)
             and all(isinstance(r, g.Key) and all(isinstance(by, str) for by in r.by) for r in readers)
         )
 
@@ -194,7 +241,7 @@ class Work:
             except Exception:
                 if whole is rows:
                     rows = self._decoded(node, op, chunk, rows)
-                self._take(key, rows)
+                self._take(key, rows, node.id)
             else:
                 self._exchange(key, found)
 
@@ -235,21 +282,69 @@ class Work:
         picked = rows if len(good) == len(rows) else rows.pick(good)
         return picked.with_data(data)
 
-    def _timed(self, node: g.Node, op: g.Read, rows: Rows) -> Rows:
-        rows = rows.as_objects()
-        good, times = [], []
-        failed = self._failed(node, op.stream, rows)
-        for i, row in enumerate(rows.data):
-            try:
-                value = op.timestamp(row) if callable(op.timestamp) else read_field(row, op.timestamp or "")
-                times.append(as_time(value))
-                good.append(i)
-            except Exception as error:
-                text = str(error) if isinstance(error, (LookupError, ValueError)) else repr(error)
-                failed(i, row, BadInput(f"timestamp: {text}"))
-        rows = rows if len(good) == len(rows) else rows.pick(good)
+    def _timed(self, node: g.Node, op: g.Read, chunk: Chunk, rows: Rows) -> Rows:
+        """The rows with their times; those without one, or with one that nobody can believe, are left out."""
+        reader = Reader(op.timestamp)
+        times = reader.all(rows)
+        if times is None:
+            if rows.form == "json":
+                rows = self._decoded(node, op, chunk, rows)
+            rows = rows.as_objects()
+            good, found = [], []
+            failed = self._failed(node, op.stream, rows)
+            unit = self.units.get(op.stream) or self.context.moment.times.get(op.stream, _NO_TIME).unit
+            for i, row in enumerate(rows.data):
+                try:
+                    time = reader.one(row, unit)
+                    unit = time.unit
+                    found.append(int(time.values[0]))
+                    good.append(i)
+                except Exception as error:
+                    text = str(error) if isinstance(error, (LookupError, ValueError)) else repr(error)
+                    failed(i, row, BadInput(f"timestamp: {text}"))
+            rows = rows if len(good) == len(rows) else rows.pick(good)
+            times = Times(found, unit or "number")
         rows.times = times
+        rows = self._believed(node, op, rows)
+        assert rows.times is not None
+        self._saw(op.stream, self.partition, rows.times)
         return rows
+
+    def _believed(self, node: g.Node, op: g.Read, rows: Rows) -> Rows:
+        """A time far ahead of everything would drive the watermark away for good: such a row is not on time."""
+        times, held = rows.times, self.context.moment.times.get(op.stream, _NO_TIME)
+        if (
+            times is None
+            or len(times) == 0
+            or op.ahead is None
+            or isinstance(op.ahead, int) is (times.unit == "instant")
+        ):
+            return rows
+        limit = span(op.ahead, times.unit, "ahead")
+        seen = [*held.newest.values(), *self.newest.get(op.stream, {}).values()]
+        if times.unit == "instant" and self.context.moment.bound is not None:
+            seen.append(self.context.moment.bound)
+        newest = max(seen) if seen else int(times.values[0])
+        if int(times.values.max()) <= newest + limit:
+            return rows
+        good: list[int] = []
+        for i, time in enumerate(times.values.tolist()):
+            if time <= newest + limit:
+                newest = max(newest, time)
+                good.append(i)
+        kept = set(good)
+        away = rows.pick([i for i in range(len(rows)) if i not in kept])
+        judges = [r for r in self.program.consumers[node.id] if self.program.nodes[r].op == g.Judge(late=True)]
+        self.late[op.stream] = self.late.get(op.stream, 0) + len(away)
+        if judges and node.on_error == "stop":
+            for judge in judges:
+                self.leave(judge, away.as_objects().copied())
+        else:
+            failed = self._failed(node, op.stream, away)
+            for i, row in enumerate(away.objects()):
+                assert away.times is not None
+                failed(i, row, BadInput(f"timestamp: {away.times[i]} lies more than {op.ahead} ahead (stream(ahead=))"))
+        return rows.pick(good)
 
     # --- rows go out ---
 
@@ -272,7 +367,7 @@ class Work:
             rows = self._encodable(node, sink, rows)
             encoded = self.codec.encode_many(rows.data)
         orders, texts = self._outputs.setdefault(sink, ([], []))
-        orders.extend(rows.order)
+        orders.append(np.asarray(rows.order, dtype=np.int64))
         texts.extend(encoded)
 
     def _encodable(self, node: g.Node, step: str, rows: Rows) -> Rows:
@@ -291,7 +386,7 @@ class Work:
         """The output segment of each sink that has any: its name, its bytes, its rows."""
         for sink, (orders, texts) in self._outputs.items():
             origin = Origin(self.context.app, sink, partition, self.context.batch)
-            yield sink, pack_outputs(orders, texts, origin), len(texts)
+            yield sink, pack_outputs(np.concatenate(orders), texts, origin), len(texts)
 
     def carry(self, path: str, later_than: int) -> tuple[bytes, dict[int, dict[int, list[Piece]]]]:
         """The blobs for stages after the next, as one file, and where in it each lies."""
@@ -306,14 +401,43 @@ class Work:
                         data += blob
         return bytes(data), carried
 
-    def begin(self, turn: Turn) -> None:
-        """Start the steps of this stage."""
+    def begin(self, view: View, ends: list[Mark]) -> None:
+        """Start the steps of this stage; `ends` are the marks of all nodes as the batch ends."""
+        context, moment = self.context, self.context.moment
         for node in self.program.nodes:
             if isinstance(node.op, g.Keep) and self.program.stages[node.id] == self.stage:
-                self.running[node.id] = node.op.step.start(turn)
+                step = node.op.step
+                began = incoming(self.program, moment, self._began, node.id)
+                end = incoming(self.program, moment, ends, node.id)
+                turn = Turn(
+                    view,
+                    self.codec,
+                    self.failures,
+                    context.batch,
+                    context.now,
+                    end.unit,
+                    began.at,
+                    at_end(end, moment.final),
+                    end.at,
+                    moment.final,
+                    lambda count, name=step.name: self.late.__setitem__(name, self.late.get(name, 0) + count),  # type: ignore[misc]
+                    moment.details.get(step.name),
+                )
+                self.running[node.id] = step.start(turn)
+
+    def end(self) -> None:
+        """All rows have come: every step does what is due, one after the other as their rows flow."""
+        for node in sorted(self.running):
+            rows = self.running[node].end()
+            if rows is not None:
+                self.leave(node, rows)
+            self._put_aside(node, self.running[node])
 
     def made(self) -> Made:
-        return Made(skipped=dict(self.failures.skipped))
+        return Made(skipped=dict(self.failures.skipped), late=dict(self.late))
+
+
+_NO_TIME = StreamTime()
 
 
 def _raise(i: int, row: Any, error: Exception, again: Callable[[], None] | None = None) -> None:

@@ -29,7 +29,7 @@ class Cells:
         self._changed: dict[bytes, set[bytes]] = {}
         self._pending: dict[bytes, Any] = {}
         self._pending_times: dict[bytes, Times] = {}
-        self._due = (_Due(self, False), _Due(self, True))
+        self._due: dict[tuple[bool, bytes], _Due] = {}  # of those that were asked for
         self.key = b""
 
     def turn_to(self, key: bytes) -> None:
@@ -96,23 +96,36 @@ class Cells:
             own = self._times.setdefault(self.key, {})
             for cell, times in self._pending_times.items():
                 own[cell] = times
-                for due, time in zip(self._due, times, strict=True):
-                    due.add(time, self.key, cell)
+                for due in self._due.values():
+                    due.add(times, self.key, cell)
             self._pending, self._pending_times = {}, {}
 
     def undo(self) -> None:
         """The row failed: it has written nothing."""
         self._pending, self._pending_times = {}, {}
 
-    def pop_due(self, upto: int, *, wall: bool = False) -> tuple[int, bytes, bytes] | None:
+    def pop_due(self, upto: int, *, wall: bool = False, beginning: bytes = b"") -> tuple[int, bytes, bytes] | None:
         """The time, key and cell of the next cell whose time has come, in the order of these times.
 
-        Turns to its key. Whoever asks must `keep` another time for the cell, or drop it: else it comes again.
+        Of the cells that begin so, if that is said. Turns to its key. Whoever asks must `keep` another time for
+        the cell, or drop it: else it comes again.
         """
-        found = self._due[wall].next(upto)
+        found = self._queue(wall, beginning).next(upto)
         if found is not None:
             self.turn_to(found[1])
         return found
+
+    def all_due(self, upto: int, *, wall: bool = False, beginning: bytes = b"") -> list[tuple[int, bytes, bytes]]:
+        """All that `pop_due` would give now, at once."""
+        return self._queue(wall, beginning).all(upto)
+
+    def _queue(self, wall: bool, beginning: bytes) -> _Due:
+        if (wall, beginning) not in self._due:
+            due = self._due[wall, beginning] = _Due(self, wall, beginning)
+            for key, cells in self._changed.items():
+                for cell in cells:
+                    due.add(self._times[key].get(cell, _NEVER), key, cell)
+        return self._due[wall, beginning]
 
     def current(self, key: bytes, cell: bytes) -> Times | None:
         """What this batch knows of a cell's times; nothing if it has not changed the cell."""
@@ -141,30 +154,39 @@ class Cells:
 class _Due:
     """What is due by one of the two clocks: what was committed, with what this batch has changed laid over it."""
 
-    def __init__(self, cells: Cells, wall: bool) -> None:
-        self._cells, self._wall = cells, wall
+    def __init__(self, cells: Cells, wall: bool, beginning: bytes) -> None:
+        self._cells, self._wall, self._beginning = cells, wall, beginning
         self._own: list[tuple[int, bytes, bytes]] = []  # a heap; an entry whose cell has changed since is passed over
-        self._committed: Iterator[Entry] | None = None
+        self._committed: Iterator[tuple[int, bytes, bytes]] | None = None
         self._ahead: tuple[int, bytes, bytes] | None = None
         self._upto = 0
 
-    def add(self, time: int | None, key: bytes, cell: bytes) -> None:
-        if time is not None:
+    def add(self, times: Times, key: bytes, cell: bytes) -> None:
+        time = times[self._wall]
+        if time is not None and cell.startswith(self._beginning):
             heapq.heappush(self._own, (time, key, cell))
+
+    def all(self, upto: int) -> list[tuple[int, bytes, bytes]]:
+        own = {found for found in self._own if found[0] <= upto and not self._stale(*found)}
+        old = [found for found in self._read(upto) if self._cells.current(*found[1:]) is None]
+        return sorted([*own, *old])
+
+    def _read(self, upto: int) -> Iterator[tuple[int, bytes, bytes]]:
+        for entry in self._cells.committed_due(upto, self._wall):
+            time = entry.wall if self._wall else entry.due
+            assert time is not None
+            if entry.cell.startswith(self._beginning):
+                yield time, entry.key, entry.cell
 
     def next(self, upto: int) -> tuple[int, bytes, bytes] | None:
         if self._committed is None or upto > self._upto:
-            self._committed, self._upto, self._ahead = self._cells.committed_due(upto, self._wall), upto, None
+            self._committed, self._upto, self._ahead = self._read(upto), upto, None
         while self._own and self._stale(*self._own[0]):
             heapq.heappop(self._own)
         while self._ahead is None or self._cells.current(*self._ahead[1:]) is not None:
-            entry = next(self._committed, None)
-            if entry is None:
-                self._ahead = None
+            self._ahead = next(self._committed, None)
+            if self._ahead is None:
                 break
-            time = entry.wall if self._wall else entry.due
-            assert time is not None
-            self._ahead = (time, entry.key, entry.cell)
         ready = [found for found in (self._ahead, self._own[0] if self._own else None) if found is not None]
         first = min(ready, default=None)
         return None if first is None or first[0] > upto else first

@@ -198,6 +198,7 @@ class TestDriver:
         """
         self._alive()
         self._run()
+        self._run(final=True)
 
     def output(self, sink: str) -> list[Any]:
         """The rows that a sink holds, in the order of the rows that caused them.
@@ -296,6 +297,7 @@ class TestDriver:
             home=self._home,
             hook=self._point,
             threaded=False,
+            bounded=False,
         )
 
     def _replaced(self, program: Program) -> Program:
@@ -318,7 +320,9 @@ class TestDriver:
         record = Ledger(self._storage, self._app.name, self.clock).read(delivery.batch)
         assert record is not None
         files = record.outputs[delivery.sink][delivery.partition]
-        return sorted(order for file in files for order in unpack_outputs(pointer.read(self._storage, file))[0])
+        return sorted(
+            order for file in files for order in unpack_outputs(pointer.read(self._storage, file))[0].tolist()
+        )
 
     def _point(self, at: StepName, when: When) -> None:
         if self._crash != (at, when):
@@ -330,11 +334,11 @@ class TestDriver:
             return
         raise Crashed(at, when)
 
-    def _run(self) -> None:
+    def _run(self, final: bool = False) -> None:
         assert self._driver is not None
         armed = self._crash
         try:
-            while self._driver.batch(Limit(1 << 40, 1 << 60)):
+            while self._driver.batch(Limit(1 << 40, 1 << 60), final=final) and not final:
                 pass
             for taken in self._sinks.values():
                 taken.only = None

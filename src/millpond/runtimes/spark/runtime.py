@@ -85,7 +85,7 @@ class SparkRuntime:
                 read = task.over(offer.frame)
                 count += read.getNumPartitions()
                 blobs.append(read)
-            both = self._context.union(blobs) if len(blobs) > 1 else blobs[0]
+            both = self._context.union(blobs) if len(blobs) > 1 else blobs[0] if blobs else None
             return Stage(self._exchange.run(KeyedTask(self._shipped, context, 1, []), both), count)
 
     def next_stage(

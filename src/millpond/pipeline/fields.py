@@ -1,0 +1,64 @@
+"""Fields of rows: what a name stands for where a function could stand."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+_START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Field:
+    """Reads a field of a row: a key of a dict, or an attribute."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, row: Any) -> Any:
+        return read_field(row, self.name)
+
+
+def read_field(row: Any, name: str) -> Any:
+    """A row's field, or a LookupError that says which fields it has."""
+    if isinstance(row, dict):
+        if name in row:
+            return row[name]
+        fields = ", ".join(map(repr, row))
+        raise LookupError(f"the row has no field {name!r}; it has: {fields or 'none'}")
+    try:
+        return getattr(row, name)
+    except AttributeError:
+        raise LookupError(f"the row has no field {name!r}; it is a {type(row).__name__}") from None
+
+
+class Epoch:
+    """Reads a field that counts from the epoch, as a datetime."""
+
+    def __init__(self, field: str, microseconds: int) -> None:
+        self.field, self.microseconds = field, microseconds
+
+    def __call__(self, row: Any) -> datetime:
+        value = read_field(row, self.field)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"expected a number of {self.field!r} since the epoch, got {value!r}")
+        return _START + timedelta(microseconds=round(value * self.microseconds))
+
+
+def epoch_ms(field: str) -> Epoch:
+    """A `timestamp=` for a field that holds milliseconds since 1970.
+
+    >>> import millpond as mp
+    >>> mp.epoch_ms("at")({"at": 1_442_113_200_000})
+    datetime.datetime(2015, 9, 13, 3, 0, tzinfo=datetime.timezone.utc)
+    """
+    return Epoch(field, 1_000)
+
+
+def epoch_s(field: str) -> Epoch:
+    """A `timestamp=` for a field that holds seconds since 1970.
+
+    >>> import millpond as mp
+    >>> mp.epoch_s("at")({"at": 1_442_113_200})
+    datetime.datetime(2015, 9, 13, 3, 0, tzinfo=datetime.timezone.utc)
+    """
+    return Epoch(field, 1_000_000)

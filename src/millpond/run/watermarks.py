@@ -1,0 +1,201 @@
+"""Watermarks, as pure functions: how far event time has come, for every stream and every node of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from millpond.errors import InvalidUse
+from millpond.log.record import StreamTime
+from millpond.pipeline.graph import Aside, DeadLetters, Keep, Program, Read
+from millpond.run.context import Header, Moment
+from millpond.timing import MAX_TICKS, Unit, span
+
+WHOLE = ""  # stands for all partitions of a source of which none is known yet
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The watermark of the rows that leave a node."""
+
+    at: int | None = None
+    unit: Unit | None = None
+    asleep: bool = False  # nothing is to be expected of it just now: it holds nothing back
+
+
+def moved(program: Program, moment: Moment, headers: Sequence[Header]) -> dict[str, StreamTime]:
+    """Where event time stands once the rows of some reading tasks have come."""
+    found = dict(moment.times)
+    for name, read in program.clocks.values():
+        held = found.get(name, StreamTime())
+        newest, unit = dict(held.newest), held.unit
+        for header in headers:
+            for partition, time in header.newest.get(name, {}).items():
+                newest[partition] = max(time, newest.get(partition, time))
+            unit = _one_unit(name, unit, header.units.get(name))
+        if unit is None:
+            continue
+        idle = moment.idle.get(name, frozenset())
+        holding = [time for partition, time in newest.items() if partition not in idle]
+        at = held.watermark
+        if holding:
+            now = min(holding) - span(read.disorder, unit, f"stream {read.stream!r}, disorder")
+            at = now if at is None else max(at, now)
+        found[name] = StreamTime(unit, at, newest)
+    return found
+
+
+def _one_unit(name: str, known: Unit | None, found: Unit | None) -> Unit | None:
+    if known is not None and found is not None and known != found:
+        raise InvalidUse(
+            f"stream {name!r}: its times are datetimes in some rows and whole numbers in others. "
+            "Make all of them one or the other, for example with mp.epoch_ms(field)."
+        )
+    return known or found
+
+
+def marks(program: Program, moment: Moment, times: Mapping[str, StreamTime]) -> list[Mark]:
+    """The watermark of every node. A step's own never goes back, and lags behind by what it may still emit."""
+    found: list[Mark] = []
+    for node in program.nodes:
+        clock = program.clocks.get(node.id)
+        if clock is not None:
+            time = times.get(clock[0], StreamTime())
+            found.append(Mark(time.watermark, time.unit, clock[0] in moment.asleep))
+        elif isinstance(node.op, (Aside, DeadLetters)):
+            before = found[node.inputs[0]] if node.inputs else Mark()
+            found.append(Mark(None, before.unit))
+        elif isinstance(node.op, Read):
+            found.append(Mark())
+        elif isinstance(node.op, Keep):
+            found.append(_after(node.op, incoming(program, moment, found, node.id)))
+        else:
+            found.append(_together([found[i] for i in node.inputs]))
+    return found
+
+
+def incoming(program: Program, moment: Moment, known: Sequence[Mark], node: int) -> Mark:
+    """The watermark of what comes to a step, from the marks of the nodes before it."""
+    found = _together([known[i] for i in program.nodes[node].inputs])
+    op = program.nodes[node].op
+    assert isinstance(op, Keep)
+    floor = moment.reached.get(op.step.name)
+    if floor is None or (found.at is not None and found.at >= floor):
+        return found
+    return replace(found, at=floor)
+
+
+def _together(marks: list[Mark]) -> Mark:
+    units = {mark.unit for mark in marks if mark.unit is not None}
+    if len(units) > 1:
+        raise InvalidUse(
+            "streams whose times are datetimes and streams whose times are whole numbers meet here, in a union or a "
+            "join. Give all of them one kind of time, for example with mp.epoch_ms(field)."
+        )
+    unit = units.pop() if units else None
+    awake = [mark for mark in marks if not mark.asleep]
+    if awake:
+        at = None if any(mark.at is None for mark in awake) else min(mark.at for mark in awake if mark.at is not None)
+        return Mark(at, unit)
+    return Mark(max((mark.at for mark in marks if mark.at is not None), default=None), unit, asleep=True)
+
+
+def _after(op: Keep, mark: Mark) -> Mark:
+    if mark.at is None or mark.unit is None:
+        return mark
+    if op.step.holds is None:
+        return replace(mark, at=None)
+    lag = sum(span(held, mark.unit, f"{op.step.kind}({op.step.name!r})") for held in op.step.holds)
+    return replace(mark, at=mark.at - lag)
+
+
+def reached(
+    program: Program, moment: Moment, times: Mapping[str, StreamTime], closed: Mapping[str, int]
+) -> dict[str, int]:
+    """The watermark that every step has worked with, for the record; it never goes back.
+
+    The end of the input closes what is open without a watermark: what was closed so stays closed.
+    """
+    known = marks(program, moment, times)
+    found = dict(moment.reached)
+    for node in program.nodes:
+        if isinstance(node.op, Keep):
+            name = node.op.step.name
+            at = max(
+                (t for t in (incoming(program, moment, known, node.id).at, closed.get(name)) if t is not None),
+                default=None,
+            )
+            if at is not None:
+                found[name] = at
+    return found
+
+
+def is_due(
+    program: Program,
+    moment: Moment,
+    due: Mapping[str, tuple[int | None, int | None]],
+    now: float,
+) -> bool:
+    """Whether anything is to happen although no row has come."""
+    known = marks(program, moment, moment.times)
+    for node in program.nodes:
+        if isinstance(node.op, Keep):
+            event, wall = due.get(node.op.step.name, (None, None))
+            at = incoming(program, moment, known, node.id).at
+            if event is not None and (moment.final or (at is not None and at >= event)):
+                return True
+            if wall is not None and wall <= now * 1_000_000:
+                return True
+    return False
+
+
+@dataclass
+class Quiet:
+    """Remembers since when nothing has come of a source's partitions. Time in which nobody looked does not count."""
+
+    since: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def moment(
+        self,
+        program: Program,
+        times: Mapping[str, StreamTime],
+        coming: Mapping[str, set[str]],
+        now: float,
+        *,
+        final: bool = False,
+    ) -> Moment:
+        """Event time as a batch begins; `coming` are the partitions of which it will read something."""
+        found = dict(times)
+        idle: dict[str, frozenset[str]] = {}
+        asleep: set[str] = set()
+        for name, read in program.clocks.values():
+            if read.idle_after is None:
+                continue
+            held = found.get(name, StreamTime())
+            partitions = set(held.newest) or {WHOLE}
+            quiet = {p: now - self.since.setdefault((name, p), now) - read.idle_after for p in partitions}
+            gone = frozenset(p for p in partitions if quiet[p] >= 0)
+            if gone == partitions and held.newest and held.unit is not None:
+                # Nothing comes at all: time goes on at the pace of the clock, a unit of the user's being a second.
+                pace = min(quiet.values()) * (1_000_000 if held.unit == "instant" else 1)
+                at = max(held.newest.values()) - span(read.disorder, held.unit, "disorder") + int(pace)
+                at = at if held.watermark is None else max(at, held.watermark)
+                found[name] = StreamTime(held.unit, at, held.newest)
+            elif gone and held.newest and held.unit is not None:
+                at = min(time for p, time in held.newest.items() if p not in gone)
+                at -= span(read.disorder, held.unit, "disorder")
+                at = at if held.watermark is None else max(at, held.watermark)
+                found[name] = StreamTime(held.unit, at, held.newest)
+            here = coming.get(read.stream, set())
+            for p in partitions | here:
+                if p in here or (here and p == WHOLE):
+                    self.since[name, p] = now
+            idle[name] = gone - here
+            if gone == partitions and not here:
+                asleep.add(name)
+        return Moment(found, idle, frozenset(asleep), final=final)
+
+
+def at_end(mark: Mark, final: bool) -> int | None:
+    """The watermark that decides what closes."""
+    return MAX_TICKS if final else mark.at

@@ -1,0 +1,183 @@
+"""Cells that may be over: what the `State` handle reads and writes where entries live for a while only.
+
+An entry is a value, a list as a whole, or an element of a map. When it is over it is not there any more
+for whoever reads, and `expire` takes it out of storage, found by the index of its time.
+
+    v:name      the value            its own time
+    l:name      the list's bounds    the time of the whole list; its elements have none
+    m:name:key  an element           its own time
+    x:name      a TTL that was given with the value itself, beside it; has the same time
+
+What a TTL was when the entries were written is known from the record: if it has changed since, all entries
+are given new times, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from millpond.replica import Entry
+from millpond.steps.base import Step, Turn
+from millpond.steps.cells import Cells
+from millpond.steps.ttl import TTL, Now, Times
+from millpond.steps.values import ABSENT, DROPPED, is_absent
+from millpond.timing import span
+
+_NEVER: Times = (None, None)
+TIMERS = (b"t:", b"c:")  # cells that are no state, but timers
+
+
+class Entries(Cells):
+    """The cells of a step, as they are at the time of the row at hand."""
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        super().__init__(step.name, turn.view, turn.codec)
+        self._turn = turn
+        self._ttl: TTL | None = step.options.get("ttl")
+        self._reads = self._ttl is not None and self._ttl.refresh == "read"
+        self.now = Now(turn, step.name)
+        before, after = (turn.previous or {}).get("ttl"), step.detail.get("ttl")
+        if turn.previous is not None and before != after:
+            self._adopt(before, after)
+
+    def read(self, cell: bytes) -> Any:
+        found = super().read(cell)
+        if not is_absent(found):
+            times = self._known(cell)
+            if times is not None and self.now.over(times):
+                return ABSENT
+        return found
+
+    def value(self, cell: bytes) -> Any:
+        found = super().value(cell)
+        if self._reads and not is_absent(found):
+            self._refresh(cell)
+        return found
+
+    def put(self, cell: bytes, value: Any, ttl: TTL | None = None) -> None:
+        """Write an entry; it lives as long as its own TTL says, or else the step's."""
+        if ttl is None and self._ttl is None:
+            self.write(cell, value)
+            return
+        times = self._times_to_be(cell, ttl or self._ttl)  # type: ignore[arg-type]
+        self.write(cell, value, *times)
+        if ttl is not None:
+            self.write(_own(cell), ttl.detail, *times)
+
+    def touch(self, cell: bytes) -> None:
+        """A list's elements were changed, or read: it lives on, if that is what lets it."""
+        if self._ttl is not None and not is_absent(self.read(cell)):
+            self.retime(cell, *self._times_to_be(cell, self._ttl))
+
+    def begin_list(self, cell: bytes) -> None:
+        """Before a list is written to: if it was over, what is left of it goes, so that it begins anew."""
+        if is_absent(self.read(cell)) and not is_absent(super().read(cell)):
+            self._remove(cell)
+
+    def scan(self, beginning: bytes = b"") -> Iterator[bytes]:
+        over = self.now.over
+        live = {e.cell for e in self._view.entries(self._step, self.key, beginning) if not over((e.due, e.wall))}
+        times = self._times.get(self.key, {})
+        for layer, known in ((self._held.get(self.key, {}), times), (self._pending, self._pending_times)):
+            for cell, value in layer.items():
+                if cell.startswith(beginning):
+                    gone = is_absent(value) or over(known.get(cell, _NEVER))
+                    (live.discard if gone else live.add)(cell)
+        return iter(sorted(live))
+
+    def expire(self) -> None:
+        """Take out of storage what is over by the end of the batch."""
+        for wall, upto in ((False, self._turn.expiry), (True, self._turn.wall)):
+            while upto is not None and (found := self.pop_due(upto, wall=wall)) is not None:
+                self._remove(found[2])
+                self.keep()
+
+    def _known(self, cell: bytes) -> Times | None:
+        if cell in self._pending:
+            return self._pending_times.get(cell)
+        times = self._times.get(self.key)
+        return None if times is None else times.get(cell)
+
+    def _refresh(self, cell: bytes) -> None:
+        assert self._ttl is not None
+        times = self._known(cell) or _NEVER
+        if not self._is_own(cell, times):
+            fresh = self._later(times, self.now.fresh(self._ttl))
+            if fresh != times:
+                self.retime(cell, *fresh)
+
+    def _times_to_be(self, cell: bytes, ttl: TTL) -> Times:
+        held = self.times(cell) if not is_absent(self.read(cell)) else _NEVER
+        if ttl.refresh == "never" and held != _NEVER:
+            return held
+        fresh = self.now.fresh(ttl)
+        later = self._later(held, fresh)
+        # A row that comes late shortens nobody's life; only a TTL that an entry was given itself may end sooner.
+        return fresh if later != fresh and (ttl is not self._ttl or self._is_own(cell, held)) else later
+
+    def _later(self, held: Times, fresh: Times) -> Times:
+        return held if fresh[0] is not None and held[0] is not None and held[0] > fresh[0] else fresh
+
+    def _is_own(self, cell: bytes, times: Times) -> bool:
+        """Whether a value has these times by a TTL of its own."""
+        if not cell.startswith(b"v:") or times == _NEVER:
+            return False
+        own = _own(cell)
+        return not is_absent(super().read(own)) and self.times(own) == times
+
+    def _remove(self, cell: bytes) -> None:
+        cells = [cell]
+        if cell.startswith(b"l:") and cell.count(b":") == 1:
+            cells.extend(super().scan(cell + b":"))
+        for each in cells:
+            self._pending[each], self._pending_times[each] = DROPPED, _NEVER
+
+    # --- another TTL than the one that the entries were written under ---
+
+    def _adopt(self, before: dict[str, Any] | None, after: dict[str, Any] | None) -> None:
+        new = None if after is None else self._ttl
+        basis = self._turn.began if self._turn.began is not None else self._turn.expiry
+        by_event = new is not None and new.clock != "processing" and self._turn.unit is not None
+        for entry in self._view.entries(self._step):
+            if not _has_life(entry.cell) or self._has_own(entry):
+                continue
+            times: Times = (entry.due, entry.wall)
+            if new is None:
+                times = _NEVER
+            elif by_event:
+                assert self._turn.unit is not None
+                length = span(new.after, self._turn.unit, f"step {self._step!r}, ttl")
+                if entry.due is not None and before is not None and before["unit"] == self._turn.unit:
+                    times = entry.due + length - before["after"], None
+                elif basis is not None:
+                    times = basis + length, None
+            elif new.clock != "event":
+                length = span(new.after, "instant", f"step {self._step!r}, ttl")
+                if entry.wall is not None and before is not None and before["unit"] == "instant":
+                    times = None, entry.wall + length - before["after"]
+                else:
+                    times = None, self._turn.wall + length
+            if times != (entry.due, entry.wall):
+                self.turn_to(entry.key)
+                super().read(entry.cell)
+                self._pending[entry.cell] = self._held[entry.key][entry.cell]
+                self._pending_times[entry.cell] = times
+                self.keep()
+
+    def _has_own(self, entry: Entry) -> bool:
+        if not entry.cell.startswith(b"v:") or (entry.due, entry.wall) == _NEVER:
+            return False
+        own = self._view.entry(self._step, entry.key, _own(entry.cell))
+        return own is not None and (own.due, own.wall) == (entry.due, entry.wall)
+
+
+def _own(cell: bytes) -> bytes:
+    return b"x:" + cell[2:]
+
+
+def _has_life(cell: bytes) -> bool:
+    """Whether a cell has times of its own: elements of a list have those of the list."""
+    if cell.startswith((*TIMERS, b"x:")):
+        return False
+    return not cell.startswith(b"l:") or cell.count(b":") == 1

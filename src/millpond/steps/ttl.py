@@ -1,0 +1,105 @@
+"""TTL: how long an entry of state lives, by which clock, and what makes it live longer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from millpond.errors import InvalidUse
+from millpond.steps.base import Turn
+from millpond.timing import Duration, Unit, duration, span
+
+Refresh = Literal["write", "read", "never"]
+Clock = Literal["event", "processing"]
+Times = tuple[int | None, int | None]  # the event time and the time of the clock at which an entry is over
+
+
+@dataclass(frozen=True)
+class TTL:
+    """How long an entry lives from when it was last refreshed."""
+
+    after: Duration
+    refresh: Refresh = "write"
+    clock: Clock | None = None  # None: event time where the rows have one, else the clock
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        """The same as plain values, for the ledger."""
+        unit, after = (
+            ("number", self.after) if isinstance(self.after, int) else ("instant", span(self.after, "instant", ""))
+        )
+        return {"after": after, "unit": unit, "refresh": self.refresh, "clock": self.clock}
+
+
+def ttl(after: str | int | timedelta, refresh: Refresh = "write", clock: Clock | None = None) -> TTL:
+    """A `ttl=` that says more than how long.
+
+    `refresh` says what lets an entry live on: every `"write"` of it, every `"read"` and write, or `"never"`
+    anything: it is over so long after it came to be. `clock` says whether `"event"` time counts or the clock,
+    `"processing"`; without it, event time where the rows have one.
+
+    >>> import millpond as mp
+    >>> mp.ttl("1h", refresh="read", clock="processing")
+    TTL(after=datetime.timedelta(seconds=3600), refresh='read', clock='processing')
+    """
+    if refresh not in ("write", "read", "never"):
+        raise InvalidUse(f'ttl(refresh): expected "write", "read" or "never", got {refresh!r}')
+    if clock not in ("event", "processing", None):
+        raise InvalidUse(f'ttl(clock): expected "event", "processing" or None, got {clock!r}')
+    found = duration(after, "ttl")
+    if not found:
+        raise InvalidUse(f'ttl: expected a duration longer than nothing, such as "1h", got {after!r}')
+    if clock == "processing" and isinstance(found, int):
+        raise InvalidUse(f'ttl: the clock needs a duration such as "1h", got the whole number {after!r}')
+    return TTL(found, refresh, clock)
+
+
+def checked_ttl(value: Any, where: str) -> TTL | None:
+    """What a user gave as `ttl=`."""
+    if value is None or isinstance(value, TTL):
+        return value
+    try:
+        return ttl(value)
+    except InvalidUse as error:
+        raise InvalidUse(f"{where}: {error}") from None
+
+
+class Now:
+    """The time that the row, or the timer, at hand has, for what lives on and for what is over."""
+
+    def __init__(self, turn: Turn, step: str) -> None:
+        self._turn, self._step = turn, step
+        self.time: int | None = None  # its own
+        self.event = turn.began  # as far as event time has come for it
+        self.wall = turn.wall
+        self._unit: Unit | None = turn.unit
+
+    def move(self, time: int | None, unit: Unit | None) -> None:
+        """Go on to another row, of that event time if it has one."""
+        began = self._turn.began
+        self.time = time
+        self.event = began if time is None else time if began is None or time > began else began
+        if unit is not None:
+            self._unit = unit
+
+    def over(self, times: Times) -> bool:
+        """Whether an entry with such times has ceased to be."""
+        due, wall = times
+        return (due is not None and self.event is not None and due <= self.event) or (
+            wall is not None and wall <= self.wall
+        )
+
+    def fresh(self, ttl: TTL) -> Times:
+        """When an entry is over that is refreshed now."""
+        if ttl.clock == "processing" or (ttl.clock is None and self.time is None):
+            return None, self.wall + self._span(ttl, "instant")
+        if self.time is None or self.event is None or self._unit is None:
+            raise InvalidUse(
+                f'step {self._step!r}: ttl with clock="event" needs rows with an event time, and this one has none; give '
+                'the stream timestamp=…, or say clock="processing"'
+            )
+        return self.event + self._span(ttl, self._unit), None
+
+    def _span(self, ttl: TTL, unit: Unit) -> int:
+        return span(ttl.after, unit, f"step {self._step!r}, ttl")

@@ -1,0 +1,1 @@
+"""Windows and triggers as pure functions: which windows hold a time, which sessions join, what fires."""

@@ -1,0 +1,249 @@
+"""The kinds of windows, as the user names them.
+
+tumbling    |--------|--------|--------|      [start, end), one after the other
+hopping     |--------|                        [start, end), a new one every so often
+                |--------|
+session     |-x--x-x-|       |-x-|            from a first row to a last, parted by gaps
+sliding     [--------x]                       one for each distinct time, back from it, both ends included
+               [--------x]
+global      |------------------------- …      one, for ever
+count       |x x x|x x x|                     by the number of rows, in the order of arrival
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from millpond.errors import InvalidUse
+from millpond.timing import Duration, duration
+
+NO_GRACE: int = 0
+"""A `grace=` that is none: what comes after a window has closed is late.
+
+>>> import millpond as mp
+>>> visits = mp.App("a").stream("visits", mp.sources.rows([]), timestamp="at").key_by("user")
+>>> per_minute = visits.window("per-minute", mp.tumbling("1m"), grace=mp.NO_GRACE)
+"""
+
+
+@dataclass(frozen=True)
+class Hopping:
+    """`[start, end)` of one size, a new one every so often; tumbling where that is the size."""
+
+    label: str
+    size: Duration
+    every: Duration
+    offset: Duration = 0
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+@dataclass(frozen=True)
+class Session:
+    """From a first row to a last one, as long as no two that follow each other are further apart than the gap."""
+
+    label: str
+    gap: Duration
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """`[t - size, t]` for each distinct time t."""
+
+    label: str
+    size: Duration
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+@dataclass(frozen=True)
+class Global:
+    """One window for ever."""
+
+    label: str
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+@dataclass(frozen=True)
+class Counting:
+    """So many rows of a key, in the order of arrival; a new one every so many rows."""
+
+    label: str
+    size: int
+    every: int
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+Window = Hopping | Session | Sliding | Global | Counting
+TIMED = (Hopping, Session, Sliding)
+
+
+def tumbling(size: str | int | timedelta, offset: str | int | timedelta = 0) -> Hopping:
+    """Windows of one size, one after the other: `[start, end)`. They begin at `offset` after a whole multiple.
+
+    >>> import millpond as mp
+    >>> mp.tumbling("1d", offset="6h")
+    mp.tumbling('1d', offset='6h')
+    """
+    shown = f"mp.tumbling({size!r}{f', offset={offset!r}' if offset else ''})"
+    length = _positive(size, "tumbling(size)")
+    return Hopping(shown, length, length, _offset(offset, length, "tumbling(offset)"))
+
+
+def hopping(size: str | int | timedelta, every: str | int | timedelta, offset: str | int | timedelta = 0) -> Hopping:
+    """Windows of one size, a new one `every` so often: `[start, end)`. They overlap, and a row is in several.
+
+    >>> import millpond as mp
+    >>> mp.hopping("1h", every="10m")
+    mp.hopping('1h', every='10m')
+    """
+    shown = f"mp.hopping({size!r}, every={every!r}{f', offset={offset!r}' if offset else ''})"
+    length, hop = _positive(size, "hopping(size)"), _positive(every, "hopping(every)")
+    _alike(hop, length, "hopping(every)")
+    if hop > length:  # type: ignore[operator]
+        raise InvalidUse(
+            f"hopping(every): expected a hop that is not larger than the size {size!r}, got {every!r}; between two "
+            "windows there would be rows that belong to none. Make the size at least the hop."
+        )
+    return Hopping(shown, length, hop, _offset(offset, hop, "hopping(offset)"))
+
+
+def session(gap: str | int | timedelta) -> Session:
+    """Windows from a first row to a last one, ended by a longer pause than `gap`; a pause of just the gap is within.
+
+    A row that comes late and lies between two sessions joins them.
+
+    >>> import millpond as mp
+    >>> mp.session("30m")
+    mp.session('30m')
+    """
+    return Session(f"mp.session({gap!r})", _positive(gap, "session(gap)"))
+
+
+def sliding(size: str | int | timedelta) -> Sliding:
+    """A window `[t - size, t]`, both ends included, for each distinct time t of a row.
+
+    >>> import millpond as mp
+    >>> mp.sliding("10m")
+    mp.sliding('10m')
+    """
+    return Sliding(f"mp.sliding({size!r})", _positive(size, "sliding(size)"))
+
+
+def global_window() -> Global:
+    """One window for all rows of a key. It closes at the end of the input, so give it a trigger as a rule.
+
+    >>> import millpond as mp
+    >>> mp.global_window()
+    mp.global_window()
+    """
+    return Global("mp.global_window()")
+
+
+def count_tumbling(n: int) -> Counting:
+    """Windows of n rows of a key, one after the other, in the order of arrival.
+
+    `window_start` and `window_end` say which rows of the key: the first is number 0, the end is not included.
+
+    >>> import millpond as mp
+    >>> mp.count_tumbling(100)
+    mp.count_tumbling(100)
+    """
+    return Counting(f"mp.count_tumbling({n!r})", _whole(n, "count_tumbling(n)"), n)
+
+
+def count_hopping(n: int, every: int) -> Counting:
+    """Windows of n rows of a key, a new one every so many rows.
+
+    >>> import millpond as mp
+    >>> mp.count_hopping(100, every=10)
+    mp.count_hopping(100, every=10)
+    """
+    size, hop = _whole(n, "count_hopping(n)"), _whole(every, "count_hopping(every)")
+    if hop > size:
+        raise InvalidUse(
+            f"count_hopping(every): expected a hop that is not larger than the size {n}, got {every}; between two "
+            "windows there would be rows that belong to none"
+        )
+    return Counting(f"mp.count_hopping({n!r}, every={every!r})", size, hop)
+
+
+def count_sliding(n: int) -> Counting:
+    """Windows of n rows of a key, a new one with every row: from the n-th row on, the last n rows.
+
+    >>> import millpond as mp
+    >>> mp.count_sliding(3)
+    mp.count_sliding(3)
+    """
+    return Counting(f"mp.count_sliding({n!r})", _whole(n, "count_sliding(n)"), 1)
+
+
+class _Missing:
+    """A `grace=` that nobody has given."""
+
+
+MISSING: Any = _Missing()
+
+
+def checked_grace(grace: Any, window: Window, where: str) -> Duration:
+    """The grace of a window, if there has to be one and there is one."""
+    if not isinstance(window, TIMED):
+        if grace is not MISSING:
+            raise InvalidUse(
+                f"{where}: {window!r} goes by no time, so it takes no grace, got grace={grace!r}; leave it out"
+            )
+        return 0
+    if grace is MISSING or grace is None:
+        raise InvalidUse(
+            f'{where}: expected grace=, how long to wait for late rows before a window closes, for example "10s"; '
+            "what comes later is late. If there is to be none, say grace=mp.NO_GRACE"
+        )
+    found = duration(grace, f"{where}, grace")
+    size = window.gap if isinstance(window, Session) else window.size
+    if found:
+        _alike(found, size, f"{where}, grace")
+    return found
+
+
+def _positive(value: Any, what: str) -> Duration:
+    found = duration(value, what)
+    if not found:
+        raise InvalidUse(f"{what}: expected more than nothing, got {value!r}")
+    return found
+
+
+def _alike(found: Duration, size: Duration, what: str) -> None:
+    if isinstance(found, int) is not isinstance(size, int):
+        raise InvalidUse(
+            f"{what}: expected {'a whole number' if isinstance(size, int) else 'a duration'} as the window's size "
+            f"is, {size!r}, got {found!r}"
+        )
+
+
+def _offset(value: Any, every: Duration, what: str) -> Duration:
+    found = duration(value, what)
+    if found:
+        _alike(found, every, what)
+        if found >= every:  # type: ignore[operator]
+            raise InvalidUse(
+                f"{what}: expected less than the {every!r} from one window to the next, got {value!r}; "
+                "a whole multiple of it changes nothing"
+            )
+    return found
+
+
+def _whole(n: Any, what: str) -> int:
+    if type(n) is not int or n < 1:
+        raise InvalidUse(f"{what}: expected a number of rows, 1 or more, got {n!r}")
+    return n

@@ -1,0 +1,418 @@
+"""Triggers: when a window shows what it holds before it closes. `import millpond as mp; mp.triggers.on_update()`.
+
+A trigger is three functions:
+
+    initial() -> state              nothing has happened yet
+    advance(state, event) -> state  something has
+    fires(state, event) -> bool     whether a pane goes out now
+
+It keeps its state with the window, or with the key where `fires="all"`. A pane shows what is new: where
+nothing has changed since the last one, none goes out, whatever fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+from millpond.codec import copy_value
+from millpond.errors import InvalidUse
+from millpond.timing import Duration, Time, Unit, as_user, duration, seconds, span
+
+__all__ = [
+    "Event",
+    "Trigger",
+    "all_of",
+    "any_of",
+    "at_end",
+    "at_fraction",
+    "custom",
+    "every",
+    "every_rows",
+    "on_close",
+    "on_match",
+    "on_update",
+    "when",
+]
+
+Cause = Literal["before", "row", "watermark", "clock"]
+State = Any
+
+
+@dataclass
+class Event:
+    """What a trigger is told: a row that is about to be counted or has been, or that time has passed.
+
+    `cause` is "before" (a row comes, and is not in the result yet), "row" (it is), "watermark" or "clock".
+    `row` and `time` are the row's, `None` where there is none. `result` holds the window's aggregates by name.
+    `now` is the batch's processing time in seconds.
+
+    >>> import millpond as mp
+    >>> event = mp.triggers.Event("row", row={"v": 3}, at=105, start=100, end=110, unit="number")
+    >>> event.time, event.window_start, event.window_end, event.watermark, event.result
+    (105, 100, 110, None, {})
+    """
+
+    cause: Cause
+    row: Any = None
+    now: float = 0.0
+    unit: Unit | None = None
+    at: int | None = None  # times as ticks: microseconds since the epoch, or the whole number itself
+    start: int | None = None
+    end: int | None = None
+    mark: int | None = None
+    is_first: bool = False  # nothing was new before this row
+    results: Callable[[], dict[str, Any]] = field(default=dict)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The window's aggregates by name."""
+        return self.results()
+
+    @property
+    def time(self) -> Time | None:
+        """The row's event time."""
+        return self._shown(self.at)
+
+    @property
+    def window_start(self) -> Time | None:
+        """The window's start; none of a global window."""
+        return self._shown(self.start)
+
+    @property
+    def window_end(self) -> Time | None:
+        """The window's end; none of a global window."""
+        return self._shown(self.end)
+
+    @property
+    def watermark(self) -> Time | None:
+        """The watermark that decides what closes."""
+        return self._shown(self.mark)
+
+    @property
+    def wall(self) -> int:
+        """`now` in whole microseconds."""
+        return round(self.now * 1_000_000)
+
+    def _shown(self, at: int | None) -> Time | None:
+        return at if at is None or self.unit is None else as_user(at, self.unit)
+
+
+def _same(state: State, event: Event) -> State:
+    return state
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """Decides when a window shows a pane before it closes. Made by `mp.triggers.on_update()` and its like.
+
+    >>> import millpond as mp
+    >>> trigger = mp.triggers.every_rows(2)
+    >>> state = trigger.initial()
+    >>> for n in (1, 2):
+    ...     event = mp.triggers.Event("row", row=n)
+    ...     state = trigger.advance(state, event)
+    ...     print(trigger.fires(state, event))
+    False
+    True
+    """
+
+    label: str
+    causes: frozenset[Cause]  # of the events that it is told
+    initial: Callable[[], State] = lambda: None
+    advance: Callable[[State, Event], State] = _same
+    fires: Callable[[State, Event], bool] = lambda state, event: True
+    # What only a trigger of this module needs: what becomes of its state when it has fired and where two sessions
+    # join, and when it wants to be asked again, by the watermark or by the clock.
+    fired: Callable[[State, Event], State] = _same
+    merge: Callable[[State, State], State] = lambda a, b: a
+    due: Callable[[State, int, Unit], int | None] = lambda state, end, unit: None
+    wall: Callable[[State], int | None] = lambda state: None
+    needs_end: bool = False
+
+    def __repr__(self) -> str:
+        return f"mp.triggers.{self.label}"
+
+
+def on_close() -> Trigger:
+    """Nothing before the window closes: what every window does without a trigger.
+
+    >>> import millpond as mp
+    >>> mp.triggers.on_close()
+    mp.triggers.on_close()
+    """
+    return Trigger("on_close()", frozenset(), fires=lambda state, event: False)
+
+
+def on_update() -> Trigger:
+    """A pane for every row.
+
+    >>> import millpond as mp
+    >>> mp.triggers.on_update()
+    mp.triggers.on_update()
+    """
+    return Trigger("on_update()", frozenset({"row"}))
+
+
+def every_rows(n: int) -> Trigger:
+    """A pane for every n rows of the window.
+
+    >>> import millpond as mp
+    >>> mp.triggers.every_rows(100)
+    mp.triggers.every_rows(100)
+    """
+    if type(n) is not int or n < 1:
+        raise InvalidUse(f"every_rows(n): expected a number of rows, 1 or more, got {n!r}")
+    return Trigger(
+        f"every_rows({n})",
+        frozenset({"row"}),
+        initial=lambda: 0,
+        advance=lambda count, event: count + 1,
+        fires=lambda count, event: count >= n,
+        fired=lambda count, event: 0,
+        merge=lambda a, b: a + b,
+    )
+
+
+def every(interval: str | int | float | timedelta) -> Trigger:
+    """A pane every so often by the clock, counted from the window's first row, where anything is new.
+
+    It needs no row to come: a batch runs when the time has come.
+
+    >>> import millpond as mp
+    >>> mp.triggers.every("10s")
+    mp.triggers.every('10s')
+    """
+    step = round(seconds(interval, "every(interval)") * 1_000_000)
+    if step <= 0:
+        raise InvalidUse(f'every(interval): expected a duration such as "10s", got {interval!r}')
+
+    def after(state: list[int], wall: int) -> list[int]:
+        began, tick = state
+        return state if tick > wall else [began, began + ((wall - began) // step + 1) * step]
+
+    def advance(state: State, event: Event) -> State:
+        if state is None:
+            return [event.wall, event.wall + step]
+        return after(state, event.wall) if event.cause == "row" and event.is_first else state
+
+    return Trigger(
+        f"every({interval!r})",
+        frozenset({"row", "clock"}),
+        advance=advance,
+        fires=lambda state, event: event.cause == "clock" and event.wall >= state[1],
+        fired=lambda state, event: after(state, event.wall),
+        merge=lambda a, b: min(a, b) if a and b else a or b,
+        wall=lambda state: None if state is None else state[1],
+    )
+
+
+def on_match(predicate: Callable[[Any], Any]) -> Trigger:
+    """A pane when a row comes for which `predicate(row)` is true, the row included.
+
+    >>> import millpond as mp
+    >>> mp.triggers.on_match(lambda row: row["type"] == "checkout")
+    mp.triggers.on_match(<function>)
+    """
+    f = _function(predicate, "on_match(predicate)")
+    return Trigger("on_match(<function>)", frozenset({"row"}), fires=lambda state, event: bool(f(event.row)))
+
+
+def at_end(delay: str | int | timedelta = 0) -> Trigger:
+    """A pane when the watermark has come to the window's end and `delay` further.
+
+    Where the grace is longer, what comes after that pane goes out when the window closes.
+
+    >>> import millpond as mp
+    >>> mp.triggers.at_end("5s")
+    mp.triggers.at_end('5s')
+    """
+    wait: Duration = duration(delay, "at_end(delay)")
+
+    def due(state: State, end: int, unit: Unit) -> int | None:
+        return None if state is not None and end <= state else end + span(wait, unit, "at_end(delay)")
+
+    def fires(state: State, event: Event) -> bool:
+        if event.end is None or event.mark is None or event.unit is None:
+            return False
+        at = due(state, event.end, event.unit)
+        return at is not None and event.mark >= at
+
+    return Trigger(
+        f"at_end({'' if not delay else repr(delay)})",
+        frozenset({"watermark"}),
+        fires=fires,
+        fired=lambda state, event: event.end if state is None else max(state, event.end or state),
+        merge=lambda a, b: None,
+        due=due,
+        needs_end=True,
+    )
+
+
+def at_fraction(fraction: float) -> Trigger:
+    """A pane for every row whose time lies at this fraction of the window's length, or beyond it.
+
+    >>> import millpond as mp
+    >>> mp.triggers.at_fraction(0.5)
+    mp.triggers.at_fraction(0.5)
+    """
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+        raise InvalidUse(f"at_fraction(fraction): expected a number from 0 to 1, for example 0.5, got {fraction!r}")
+
+    def fires(state: State, event: Event) -> bool:
+        if event.at is None or event.start is None or event.end is None:
+            return False
+        return event.at - event.start >= fraction * (event.end - event.start)
+
+    return Trigger(f"at_fraction({fraction!r})", frozenset({"row"}), fires=fires, needs_end=True)
+
+
+def when(f: Callable[[dict[str, Any], Any], Any], before: bool = False) -> Trigger:
+    """A pane when `f(result, row)` is true, where `result` holds the window's aggregates by name.
+
+    With `before=True` it is asked before the row is counted: the pane is without the row, which opens the next
+    one.
+
+    >>> import millpond as mp
+    >>> mp.triggers.when(lambda result, row: result["total"] >= 9)
+    mp.triggers.when(<function>)
+    """
+    f = _function(f, "when(f)")
+    return Trigger(
+        f"when(<function>{', before=True' if before else ''})",
+        frozenset({"before" if before else "row"}),
+        fires=lambda state, event: bool(f(event.result, event.row)),
+    )
+
+
+def custom(
+    *,
+    initial: Any = None,
+    advance: Callable[[Any, Event], Any],
+    fires: Callable[[Any, Event], Any],
+    merge: Callable[[Any, Any], Any] | None = None,
+    before: bool = False,
+) -> Trigger:
+    """A trigger of your own: three functions.
+
+    `initial` is the state that a window begins with, a value, copied each time, or a function that makes one; it
+    is kept with the window, so it must be a value that can be stored. For every row `advance(state, event)` returns
+    the state that comes next, and then `fires(state, event)` says whether a pane goes out. See `Event` for what
+    an event holds. It is told of a row after the row was counted, with `before=True` before. Where two sessions join,
+    `merge(state, state)` makes one of two; without it, the state of the session that began earlier goes on.
+
+    >>> import millpond as mp
+    >>> def jump(seen, event):                     # a pane when a price is twice the last one
+    ...     return [seen[1], event.row["price"]]
+    >>> mp.triggers.custom(initial=[0, 0], advance=jump, fires=lambda seen, event: seen[1] >= 2 * seen[0] > 0)
+    mp.triggers.custom(…)
+    """
+    for name, function in {"advance": advance, "fires": fires}.items():
+        _function(function, f"custom({name}=)")
+    if merge is not None:
+        _function(merge, "custom(merge=)")
+    if not callable(initial):
+        copy_value(initial)  # what cannot be stored is refused here and now, not at the first row
+    join = merge or (lambda a, b: a)
+    return Trigger(
+        "custom(…)",
+        frozenset({"before" if before else "row"}),
+        initial=initial if callable(initial) else lambda: copy_value(initial),
+        advance=lambda state, event: copy_value(advance(copy_value(state), event)),
+        fires=lambda state, event: bool(fires(copy_value(state), event)),
+        merge=lambda a, b: copy_value(join(copy_value(a), copy_value(b))),
+    )
+
+
+def any_of(*triggers: Trigger) -> Trigger:
+    """A pane when any of these fires; each goes on by itself.
+
+    >>> import millpond as mp
+    >>> mp.triggers.any_of(mp.triggers.every_rows(100), mp.triggers.every("10s"))
+    mp.triggers.any_of(mp.triggers.every_rows(100), mp.triggers.every('10s'))
+    """
+    parts = _triggers(triggers, "any_of")
+
+    def fired(states: list[State], event: Event) -> list[State]:
+        return [
+            t.fired(s, event) if event.cause in t.causes and t.fires(s, event) else s
+            for t, s in zip(parts, states, strict=True)
+        ]
+
+    return Trigger(
+        f"any_of({', '.join(map(repr, parts))})",
+        _causes(parts),
+        initial=lambda: [t.initial() for t in parts],
+        advance=lambda states, event: [
+            t.advance(s, event) if event.cause in t.causes else s for t, s in zip(parts, states, strict=True)
+        ],
+        fires=lambda states, event: any(
+            event.cause in t.causes and t.fires(s, event) for t, s in zip(parts, states, strict=True)
+        ),
+        fired=fired,
+        merge=lambda a, b: [t.merge(x, y) for t, x, y in zip(parts, a, b, strict=True)],
+        due=lambda states, end, unit: _first(t.due(s, end, unit) for t, s in zip(parts, states, strict=True)),
+        wall=lambda states: _first(t.wall(s) for t, s in zip(parts, states, strict=True)),
+        needs_end=any(t.needs_end for t in parts),
+    )
+
+
+def all_of(*triggers: Trigger) -> Trigger:
+    """A pane when each of these has fired, at the same time or one after the other; then they begin again.
+
+    >>> import millpond as mp
+    >>> mp.triggers.all_of(mp.triggers.every_rows(100), mp.triggers.every("10s"))
+    mp.triggers.all_of(mp.triggers.every_rows(100), mp.triggers.every('10s'))
+    """
+    parts = _triggers(triggers, "all_of")
+
+    def advance(state: list[Any], event: Event) -> list[Any]:
+        found = []
+        for t, (s, has_fired) in zip(parts, state, strict=True):
+            if event.cause in t.causes:
+                s = t.advance(s, event)
+                if t.fires(s, event):
+                    s, has_fired = t.fired(s, event), True
+            found.append([s, has_fired])
+        return found
+
+    def waiting(pick: Callable[[Trigger, State], int | None]) -> Callable[[list[Any]], int | None]:
+        # One that has fired already need not be asked again until the others have.
+        return lambda state: _first(pick(t, s) for t, (s, has_fired) in zip(parts, state, strict=True) if not has_fired)
+
+    return Trigger(
+        f"all_of({', '.join(map(repr, parts))})",
+        _causes(parts),
+        initial=lambda: [[t.initial(), False] for t in parts],
+        advance=advance,
+        fires=lambda state, event: all(has_fired for _, has_fired in state),
+        fired=lambda state, event: [[s, False] for s, _ in state],
+        merge=lambda a, b: [[t.merge(x[0], y[0]), x[1] or y[1]] for t, x, y in zip(parts, a, b, strict=True)],
+        due=lambda state, end, unit: waiting(lambda t, s: t.due(s, end, unit))(state),
+        wall=waiting(lambda t, s: t.wall(s)),
+        needs_end=any(t.needs_end for t in parts),
+    )
+
+
+def _first(times: Any) -> int | None:
+    return min((time for time in times if time is not None), default=None)
+
+
+def _causes(triggers: tuple[Trigger, ...]) -> frozenset[Cause]:
+    return frozenset(cause for trigger in triggers for cause in trigger.causes)
+
+
+def _triggers(triggers: tuple[Any, ...], where: str) -> tuple[Trigger, ...]:
+    if not triggers or not all(isinstance(trigger, Trigger) for trigger in triggers):
+        raise InvalidUse(
+            f"{where}: expected triggers such as mp.triggers.every_rows(10), got {', '.join(map(repr, triggers)) or 'none'}"
+        )
+    return triggers
+
+
+def _function(f: Any, where: str) -> Any:
+    if not callable(f):
+        raise InvalidUse(f"{where}: expected a function, got {f!r}")
+    return f
