@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import lmdb
 import msgspec
@@ -26,7 +26,8 @@ import msgspec
 from millpond.errors import Unavailable
 from millpond.log.segment import Change
 from millpond.replica import home
-from millpond.replica.cells import Damaged, address, by_time, of_time, pack, place, prefix, times, unpack
+from millpond.replica.cells import Damaged, by_time, pack, place, times, unpack
+from millpond.replica.view import CELLS, DUE, WALL, View
 
 MAP_SIZE = 1 << 40  # address space, not memory: the file is sparse and grows with the data
 MAX_DATABASES = 3072  # three for each step
@@ -34,174 +35,6 @@ MOST_OPEN = 48  # stores in one process: address space has room for about a hund
 _META = b"position"
 
 Applied = tuple[int, dict[str, Sequence[Change]]]  # a record's number, and its changes by step
-
-
-class Entry(NamedTuple):
-    """A cell with all that is known of it."""
-
-    key: bytes
-    cell: bytes
-    value: bytes
-    due: int | None
-    wall: int | None
-
-
-class View:
-    """The state of one partition at one record, for reading; it stays as it is while others write."""
-
-    def __init__(self, txn: Any, databases: dict[str, Any], position: int) -> None:
-        self._txn, self.position = txn, position
-        self._databases = {name[5:]: database for name, database in databases.items() if name.startswith(_CELLS)}
-        self._by_time = {name: database for name, database in databases.items() if not name.startswith(_CELLS)}
-
-    def get(self, step: str, key: bytes, cell: bytes = b"") -> bytes | None:
-        """The value of a cell; nothing if there is none. `Damaged` if the store cannot be trusted."""
-        database = self._databases.get(step)
-        if database is None:
-            return None
-        at = place(key, cell)
-        data = self._txn.get(at, db=database)
-        if data is None:
-            self._truly_absent(self._txn.cursor(db=database), at)
-            return None
-        return unpack(at, data)
-
-    def get_many(self, step: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The same for the one cell of many keys, at a third of the price of as many calls."""
-        database = self._databases.get(step)
-        if database is None:
-            return [None] * len(keys)
-        get, cursor = self._txn.get, self._txn.cursor(db=database)
-        found: list[bytes | None] = []
-        for key in keys:
-            at = place(key)
-            data = get(at, db=database)
-            if data is None:
-                self._truly_absent(cursor, at)
-                found.append(None)
-            else:
-                found.append(unpack(at, data))
-        return found
-
-    def get_cells(self, step: str, keys: Sequence[bytes], cells: Sequence[bytes]) -> list[bytes | None]:
-        """The values of many cells: the i-th is `cells[i]` of `keys[i]`."""
-        database = self._databases.get(step)
-        if database is None:
-            return [None] * len(keys)
-        get, cursor = self._txn.get, self._txn.cursor(db=database)
-        found: list[bytes | None] = []
-        for at in map(place, keys, cells):
-            data = get(at, db=database)
-            if data is None:
-                self._truly_absent(cursor, at)
-                found.append(None)
-            else:
-                found.append(unpack(at, data))
-        return found
-
-    def entry(self, step: str, key: bytes, cell: bytes = b"") -> Entry | None:
-        """A cell and its times; nothing if there is none."""
-        database = self._databases.get(step)
-        if database is None:
-            return None
-        at = place(key, cell)
-        data = self._txn.get(at, db=database)
-        if data is None:
-            self._truly_absent(self._txn.cursor(db=database), at)
-            return None
-        return Entry(key, cell, unpack(at, data), *times(data))
-
-    def entries(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[Entry]:
-        """All cells of a step, or of one key, or its cells that begin so.
-
-        The cells of one key come together, and in order as long as none of them is a long one.
-        """
-        database = self._databases.get(step)
-        if database is None:
-            return
-        start = b"" if key is None else prefix(key, cell)
-        cursor = self._txn.cursor(db=database)
-        if not cursor.set_range(start):
-            return
-        for at, data in cursor:
-            if not at.startswith(start):
-                return
-            value = unpack(at, data)
-            found_key, found_cell = address(at, data)
-            if found_cell.startswith(cell) and (key is None or found_key == key):
-                yield Entry(found_key, found_cell, value, *times(data))
-
-    def scan(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[tuple[bytes, bytes, bytes]]:
-        """Key, cell and value of the same."""
-        return ((entry.key, entry.cell, entry.value) for entry in self.entries(step, key, cell))
-
-    def range(self, step: str, key: bytes, first: bytes, last: bytes) -> Iterator[Entry]:
-        """The cells of a key from the first to the last, both included, in order; none of them a long one."""
-        database = self._databases.get(step)
-        if database is None:
-            return
-        own, end = prefix(key), place(key, last)
-        cursor = self._txn.cursor(db=database)
-        if not cursor.set_range(place(key, first)):
-            return
-        for at, data in cursor:
-            if at > end or not at.startswith(own):
-                return
-            value = unpack(at, data)
-            yield Entry(*address(at, data), value, *times(data))
-
-    def last(self, step: str, key: bytes, first: bytes, last: bytes) -> Entry | None:
-        """The last cell of such a range; nothing if it is empty."""
-        database = self._databases.get(step)
-        if database is None:
-            return None
-        end, cursor = place(key, last), self._txn.cursor(db=database)
-        found = cursor.set_range(end)
-        if not (found and cursor.key() == end) and not (cursor.prev() if found else cursor.last()):
-            return None
-        at, data = cursor.item()
-        value = unpack(at, data)
-        if at < place(key, first) or not at.startswith(prefix(key)):
-            return None
-        return Entry(*address(at, data), value, *times(data))
-
-    def due(self, step: str, upto: int, *, wall: bool = False) -> Iterator[Entry]:
-        """The cells whose time has come by `upto`, in the order of these times."""
-        index, cells = self._by_time.get((_WALL if wall else _DUE) + step), self._databases.get(step)
-        if index is None:
-            return
-        cursor = self._txn.cursor(db=index)
-        if not cursor.first():
-            return
-        for entry in cursor.iternext(keys=True, values=False):
-            if len(entry) < 8:
-                raise Damaged(f"an entry of {len(entry)} bytes in an index by time")
-            time, at = of_time(entry)
-            if time > upto:
-                return
-            data = self._txn.get(at, db=cells)
-            found = None if data is None else unpack(at, data)
-            if data is None or found is None or times(data)[wall] != time:
-                raise Damaged(f"the index by time of {at[:80]!r}")
-            yield Entry(*address(at, data), found, *times(data))
-
-    def count(self, step: str) -> int:
-        """How many cells a step holds."""
-        database = self._databases.get(step)
-        return 0 if database is None else int(self._txn.stat(database)["entries"])
-
-    def _truly_absent(self, cursor: Any, at: bytes) -> None:
-        # A flipped byte in a key leads a search astray, and a key that is there is not found. Its
-        # neighbours tell: they must be whole, and stand on either side of it.
-        found = cursor.set_range(at)
-        if found:
-            if cursor.key() <= at:
-                raise Damaged(f"order around {at[:80]!r}")
-            unpack(cursor.key(), cursor.value())
-        if cursor.prev() if found else cursor.last():
-            if cursor.key() >= at:
-                raise Damaged(f"order around {at[:80]!r}")
-            unpack(cursor.key(), cursor.value())
 
 
 class Replaced(Exception):
@@ -342,14 +175,14 @@ class Replica:
                 return opened[name]
 
             for step, step_changes in changes.items():
-                names = (_DUE + step, _WALL + step)
+                names = (DUE + step, WALL + step)
                 timed = any(name in known for name in names) or any(
                     change.due is not None or change.wall is not None for change in step_changes
                 )
                 if timed:
-                    _put_timed(txn, database(_CELLS + step), [database(name) for name in names], step_changes)
+                    _put_timed(txn, database(CELLS + step), [database(name) for name in names], step_changes)
                 else:
-                    _put(txn, database(_CELLS + step), step_changes)
+                    _put(txn, database(CELLS + step), step_changes)
             meta = _Meta(number, sorted(known))
             txn.put(_META, pack(_META, b"", b"", msgspec.json.encode(meta)))
         self._databases.update(opened)
@@ -359,9 +192,6 @@ class Replica:
         if self._pid == os.getpid():
             self._env.close()
             os.close(self._signature)
-
-
-_CELLS, _DUE, _WALL = "step:", "due:", "wall:"
 
 
 def _meta(txn: Any) -> _Meta:
