@@ -24,6 +24,7 @@ from millpond.aggregations import (
 )
 from millpond.app import App, open
 from millpond.flow import BadRow, Chunk, Delivery, JsonLines, Limit, Sink, Source, Split
+from millpond.pipeline.fields import epoch_ms, epoch_s
 from millpond.pipeline.stream import KeyedStream, Stream
 from millpond.steps.failure import retry
 from millpond.steps.state import State, StateList, StateMap
@@ -55,6 +56,8 @@ __all__ = [
     "count",
     "distinct",
     "earliest",
+    "epoch_ms",
+    "epoch_s",
     "errors",
     "first",
     "last",
