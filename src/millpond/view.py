@@ -24,6 +24,7 @@ from millpond.run.context import Context
 from millpond.run.tasks import belongs, missing, replica_folder
 from millpond.steps.aggregate import results
 from millpond.steps.base import Step
+from millpond.steps.join_buffer import JOINS, shown
 from millpond.steps.state import assemble
 from millpond.storage import Storage
 
@@ -110,6 +111,8 @@ class StateView:
         if kind == "aggregate":
             aggregations = self._step.options["aggregations"] if self._step is not None else {}
             return results(self._codec.decode(cells[0][1]), aggregations)
+        if kind in JOINS:
+            return shown(cells, self._codec)
         return assemble(cells, self._codec)
 
     def _context(self, record: Record) -> Context:

@@ -188,13 +188,13 @@ class Program:
     """A graph made ready to run: who reads from whom, and in which stage of a batch.
 
     Stage 0 runs in the tasks that read the sources. A row that passes a `Key` goes on in the next stage, in
-    the task of the partition that owns its key.
+    the task of the partition that owns its key; one that waits at a `Side` in that of the other side.
     """
 
     app: str
     nodes: tuple[Node, ...]
     consumers: tuple[tuple[int, ...], ...]
-    stages: tuple[int, ...]  # the stage in which each node's rows come to be; of a Key, the one after it
+    stages: tuple[int, ...]  # the stage in which each node's rows come to be; of a Key or a Side, the one after it
     types: tuple[type, ...]
 
     @cached_property
@@ -264,6 +264,9 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
             else:
                 before = max((stage_of[i] for i in node.inputs), default=0)
                 stage_of[node.id] = before + 1 if isinstance(node.op, Key) else before
+                for i in node.inputs:
+                    if isinstance(graph.nodes[i].op, Side):  # where one side comes later, the other waits for it
+                        stage_of[i] = before
     stages = [stage_of[node.id] for node in graph.nodes]
     if not any(isinstance(node.op, Read) for node in graph.nodes):
         raise InvalidUse(f"app {app!r} has no stream: add one with app.stream(name, source)")

@@ -8,8 +8,19 @@ from typing import Any
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.timing import Duration, duration
+from millpond.windows.kinds import MISSING
 
 HOWS = ("inner", "left", "right", "outer")
+
+
+def required_grace(where: str, grace: Any) -> Any:
+    """The grace, which has to be given: what comes later is late, and a default would decide that unasked."""
+    if grace is MISSING or grace is None:
+        raise InvalidUse(
+            f'{where}, grace): expected how long to wait for late rows, for example "10s"; what comes later is late. '
+            "If there is to be none, say grace=mp.NO_GRACE"
+        )
+    return grace
 
 
 def keyed_alike(where: str, left: g.Node, right: g.Node) -> None:
@@ -41,7 +52,7 @@ def _merge(where: str, merge: Any) -> Any:
 def interval(name: str, before: Any, after: Any, grace: Any, how: Any, merge: Any) -> dict[str, Any]:
     """The options of a `join_interval`."""
     where = f"join_interval({name!r}"
-    spans = {"before": before, "after": after, "grace": grace}
+    spans = {"before": before, "after": after, "grace": required_grace(where, grace)}
     options: dict[str, Any] = {what: duration(value, f"{where}, {what})") for what, value in spans.items()}
     _one_kind(where, options)
     return {**options, "how": _how(where, how, HOWS), "merge": _merge(where, merge)}
@@ -61,6 +72,8 @@ def interval_holds(options: dict[str, Any]) -> tuple[Duration, ...]:
 def asof(name: str, keep: Any, how: Any, wait: Any, merge: Any) -> dict[str, Any]:
     """The options of a `join_asof`."""
     where = f"join_asof({name!r}"
+    if keep is MISSING or keep is None:
+        raise InvalidUse(f'{where}, keep): expected how far back a match may lie, for example "7d"')
     if not isinstance(wait, bool):
         raise InvalidUse(f"{where}, wait): expected True or False, got {wait!r}")
     return {

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, Self, TypeVar
+from datetime import timedelta
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
 from millpond.flow import Sink
 from millpond.pipeline import graph as g
+from millpond.pipeline import joins
 from millpond.pipeline.fields import Field
 from millpond.steps.aggregate import Aggregate
 from millpond.steps.apply import Apply
 from millpond.steps.base import Step
 from millpond.steps.deduplicate import Deduplicate
 from millpond.steps.failure import OnError, checked
+from millpond.steps.join_asof import JoinAsof
+from millpond.steps.join_interval import JoinInterval
 from millpond.steps.state import State
 from millpond.steps.stateful_map import StatefulMap
 from millpond.timing import Duration, duration
+from millpond.windows.kinds import MISSING
 
 R = TypeVar("R")
 K = TypeVar("K")
@@ -397,6 +402,146 @@ class KeyedStream(Stream[R], Generic[K, R]):
         within = None if within is None else duration(within, f"deduplicate({name!r}, within)")
         options = {"by": by if by is None or callable(by) else Field(by), "within": within}
         return self._step(Deduplicate, name, "deduplicate", options, None, on_error)
+
+    def _joined(
+        self,
+        begin: Any,
+        name: str,
+        kind: str,
+        other: Any,
+        options: dict[str, Any],
+        type: Any,
+        on_error: Any,
+        holds: Any,
+    ) -> JoinedStream[K, Any]:
+        where = f"{kind}({name!r})"
+        if not isinstance(other, KeyedStream) or other._graph is not self._graph:
+            raise InvalidUse(f"{where}: expected as the other side a keyed stream of the same app, got {other!r}")
+        joins.keyed_alike(where, self._node, other._node)
+        found = self._step(begin, name, kind, options, type, on_error, other=other, holds=holds, how=options["how"])
+        return JoinedStream(self._graph, found._node)
+
+    def join_interval(
+        self,
+        name: str,
+        other: KeyedStream[K, Any],
+        *,
+        before: str | int | timedelta = 0,
+        after: str | int | timedelta = 0,
+        grace: str | int | timedelta = MISSING,
+        how: Literal["inner", "left", "right", "outer"] = "inner",
+        merge: Callable[[Any, Any], Out] | None = None,
+        type: Any = None,
+        on_error: OnError | None = None,
+    ) -> JoinedStream[K, Out]:
+        """Pairs of a row and one of the other stream, of one key, whose times are near each other.
+
+        The other row's time lies from `before` before this one's to `after` after it, both included. Each pair comes
+        once, with the later of its times, when the second of its rows comes. With `how` "left", "right" or "outer" a
+        row of that side, or of either, that has met none comes once, with its own time, when no partner can come any
+        more: when the watermark of both streams is past its reach and the `grace`.
+
+        `merge` is given both rows, `None` for a missing one. Without it the output has the fields of both; those of the
+        right that clash and differ get `_right`. If it raises, `on_error` is given both rows, and that pair is all
+        that is lost: the two have met, and may meet others.
+
+        Rows older than the watermark by more than `grace` join nothing and are on `.late`.
+
+        >>> import millpond as mp
+        >>> app = mp.App("shop")
+        >>> orders = app.stream("orders", mp.sources.rows([]), timestamp="at").key_by("order")
+        >>> payments = app.stream("payments", mp.sources.rows([]), timestamp="at").key_by("order")
+        >>> paid = orders.join_interval("paid", payments, after=10, grace=mp.NO_GRACE, how="left")
+        >>> out = paid.to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("orders", [{"order": 1, "at": 5}, {"order": 2, "at": 6}])
+        ...     driver.send("payments", [{"order": 1, "at": 8, "by": "card"}])
+        ...     driver.finish()
+        ...     driver.output("out")
+        [{'order': 1, 'at': 5, 'at_right': 8, 'by': 'card'}, {'order': 2, 'at': 6}]
+        """
+        options = joins.interval(name, before, after, grace, how, merge)
+        holds = joins.interval_holds(options)
+        return self._joined(JoinInterval, name, "join_interval", other, options, type, on_error, holds)
+
+    def join_asof(
+        self,
+        name: str,
+        other: KeyedStream[K, Any],
+        *,
+        keep: str | int | timedelta = MISSING,
+        how: Literal["inner", "left"] = "inner",
+        wait: bool = False,
+        merge: Callable[[Any, Any], Out] | None = None,
+        type: Any = None,
+        on_error: OnError | None = None,
+    ) -> JoinedStream[K, Out]:
+        """Each row with the newest row of the other stream, of its key, at or before its time.
+
+        That is the newest that has arrived, with the same batch at the latest; of several of one time, the last to
+        arrive. With `wait=True` the row waits until the watermark of both streams has passed it, so that all have. A
+        row more than `keep` older is no match, and rows of the other stream leave when the watermark is that far ahead.
+        With `how="left"` a row without a match comes too.
+
+        A row behind the watermark joins if its match is still kept; if none is, it is on `.late`, for there may have
+        been one. So is a row of the other stream that is older than the watermark by more than `keep`.
+
+        >>> import millpond as mp
+        >>> app = mp.App("market")
+        >>> trades = app.stream("trades", mp.sources.rows([]), timestamp="at").key_by("paper")
+        >>> quotes = app.stream("quotes", mp.sources.rows([]), timestamp="at").key_by("paper")
+        >>> quoted = trades.join_asof("quoted", quotes, keep=1000, how="left")
+        >>> out = quoted.to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("quotes", [{"paper": "X", "at": 1, "bid": 9}, {"paper": "X", "at": 4, "bid": 8}])
+        ...     driver.send("trades", [{"paper": "X", "at": 3}, {"paper": "Y", "at": 3}])
+        ...     driver.output("out")
+        [{'paper': 'X', 'at': 3, 'at_right': 1, 'bid': 9}, {'paper': 'Y', 'at': 3}]
+        """
+        options = joins.asof(name, keep, how, wait, merge)
+        return self._joined(JoinAsof, name, "join_asof", other, options, type, on_error, ())
+
+
+class JoinedStream(KeyedStream[K, R], Generic[K, R]):
+    """What a join of two streams brings, and beside it the rows that came too late for it.
+
+    >>> import millpond as mp
+    >>> app = mp.App("shop")
+    >>> orders = app.stream("orders", mp.sources.rows([]), timestamp="at").key_by("order")
+    >>> payments = app.stream("payments", mp.sources.rows([]), timestamp="at").key_by("order")
+    >>> paid = orders.join_interval("paid", payments, after="1h", grace="5m").to("out", mp.sinks.memory())
+    >>> late = paid.late.to("late", mp.sinks.memory())
+    """
+
+    @property
+    def on_time(self) -> KeyedStream[K, R]:  # type: ignore[override]
+        """The outputs that are not older than the watermark with which their batch began.
+
+        >>> import millpond as mp
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([]), timestamp="at").key_by("k")
+        >>> fresh = rows.join_asof("j", rows, keep="1d").on_time
+        """
+        return KeyedStream[K, R](self._graph, self._node).on_time
+
+    @property
+    def late(self) -> Stream[dict[str, Any]]:  # type: ignore[override]
+        """The rows that came too late to join: `{row, key, late_by, side}`, the side being "left" or "right".
+
+        >>> import millpond as mp
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([]), timestamp="at").key_by("k")
+        >>> late = rows.join_asof("j", rows, keep="1d").late
+        """
+        return self._aside()
+
+    def to(self, name: str, sink: Sink) -> Self:
+        """Send the outputs to a sink, and return the stream.
+
+        >>> import millpond as mp
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([]), timestamp="at").key_by("k")
+        >>> joined = rows.join_asof("j", rows, keep="1d").to("out", mp.sinks.memory())
+        """
+        super().to(name, sink)
+        return self
 
 
 _CLASS = type

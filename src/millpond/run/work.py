@@ -75,7 +75,10 @@ class Work:
             self.leave(node.id, running.run(rows, node.inputs.index(source)))
             self._put_aside(node.id, running)
         elif isinstance(op, g.Side):
-            self.leave(node.id, rows)
+            if self.program.stages[node.id] > self.stage:
+                self._exchange(node, rows)
+            else:
+                self.leave(node.id, rows)
         elif isinstance(op, g.Judge):
             self.leave(node.id, self._judged(node, op, rows))
         elif isinstance(op, g.Branch):

@@ -24,6 +24,7 @@ from millpond.steps.failure import BadInput, own_copy
 from millpond.steps.join_reach import SIDES
 from millpond.timing import MAX_TICKS, Times, Unit, difference
 
+JOINS = ("join_interval", "join_asof", "join_window")  # the kinds of step that keep rows so
 NEW = -1  # no place yet
 _LETTERS = (b"l:", b"r:")
 _MIDDLE = 1 << 63  # added to a time, so that earlier ones sort first
