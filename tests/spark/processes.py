@@ -49,7 +49,13 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**bare, "TMPDIR": str(left), "SPARK_LOCAL_DIRS": str(left), **(env or {})},
+                env={
+                    **bare,
+                    "TMPDIR": str(left),
+                    "SPARK_LOCAL_DIRS": str(left),
+                    "PYTHONFAULTHANDLER": "1",
+                    **(env or {}),
+                },
                 cwd=cwd or logs,
                 start_new_session=True,
             )
@@ -64,6 +70,9 @@ class Program:
         try:
             return self.process.wait(patience)
         except subprocess.TimeoutExpired:
+            self.send(signal.SIGABRT)  # its last words are what every thread was doing
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
             raise AssertionError(f"still running after {patience:.0f} s:\n{self.output[-4000:]}") from None
 
     def succeed(self) -> str:

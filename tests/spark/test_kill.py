@@ -93,3 +93,14 @@ def test_kill_9_of_drivers_and_workers_loses_nothing_and_doubles_nothing(
     state = mp.open(str(tmp_path / "state"), "totals").state("total")
     assert dict(state.items()) == totals == fold(rows)[0]
     assert killed["driver"] + killed["worker"] + killed["jvm"] == ROUNDS
+
+
+def test_a_driver_that_has_nothing_to_do_notices_that_its_jvm_is_gone(program: type[Program], tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.jsonl", [{"id": 1, "key": "k", "value": 5}])
+    running = program("totals", tmp_path)
+    eventually(lambda: len(held(tmp_path / "out")) == 1, "the row")
+    time.sleep(1.0)
+    for pid in descendants(running.pid, "java"):
+        os.kill(pid, signal.SIGKILL)
+    assert running.wait(60.0) != 0
+    assert "Spark is gone" in running.output

@@ -72,6 +72,8 @@ def _batches(driver: Driver, heart: Heartbeat, settings: Settings, stop: threadi
         heart.beat(driver.last.number)
         began = clock.now()
         worked = driver.batch(limit)
+        if not worked:  # a batch would have noticed
+            driver.runtime.check()
         if settings.until == "caught-up":
             if not worked and driver.runtime.exhausted:
                 if settings.close_at_end:

@@ -48,6 +48,10 @@ class Runtime(Protocol):
         """How many tasks run at the same time, about."""
         ...
 
+    def check(self) -> None:
+        """`Gone` if tasks cannot be run any more; asked while there is nothing to run."""
+        ...
+
     def first_stage(self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]) -> Stage:
         """Run the reading tasks, those of each offer, and the first keyed task of every partition."""
         ...

@@ -23,6 +23,9 @@ class LocalRuntime:
         self._storage, self._tools = storage, Tools(storage, clock)
         self._between = between or (lambda partition: None)
 
+    def check(self) -> None:
+        return None
+
     def first_stage(self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]) -> Stage:
         mine: list[list[object]] = [[] for _ in range(context.partitions)]
         for task, planned in enumerate(tasks):

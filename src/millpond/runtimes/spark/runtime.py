@@ -59,6 +59,10 @@ class SparkRuntime:
         except _FAILED as error:
             raise self._gone() from error
 
+    def check(self) -> None:
+        if not self._alive():
+            raise self._gone()
+
     def begin(self) -> None:
         """A driver is about to claim the app."""
         self._frames.stop()
