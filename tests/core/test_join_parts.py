@@ -125,5 +125,5 @@ def test_fields_of_both_sides_stand_in_one_row_and_none_is_lost(left: Any, right
 
 @pytest.mark.parametrize(("left", "right"), [(5, {"a": 1}), ({"a": 1}, "text"), (None, [1]), ({3: "c"}, {"a": 1})])
 def test_rows_without_fields_need_a_merge_of_their_own(left: Any, right: Any):
-    with pytest.raises(BadInput, match=r"has none with a name: .* merge=lambda left, right"):
+    with pytest.raises(BadInput, match=r"has none with names: .* merge=lambda left, right"):
         merged(left, right)

@@ -44,6 +44,6 @@ def _fields(row: Any) -> dict[str, Any]:
         if record is not None:
             return record.take(row)
     raise BadInput(
-        f"rows are joined by their fields, and a {type(row).__name__} has none with a name: {row!r}. "
+        f"rows are joined by their fields, and this {type(row).__name__} has none with names: {row!r}. "
         "Say what becomes of both rows with merge=lambda left, right: …"
     )
