@@ -28,6 +28,8 @@ from millpond.pipeline.fields import epoch_ms, epoch_s
 from millpond.pipeline.stream import KeyedStream, Stream
 from millpond.steps.failure import retry
 from millpond.steps.state import State, StateList, StateMap
+from millpond.steps.timers import Timer, Timers
+from millpond.steps.ttl import ttl
 from millpond.view import Moment, StateView
 
 __version__ = "0.1.0"
@@ -50,6 +52,8 @@ __all__ = [
     "StateMap",
     "StateView",
     "Stream",
+    "Timer",
+    "Timers",
     "aggregation",
     "approx_distinct",
     "collect",
@@ -73,4 +77,5 @@ __all__ = [
     "sum",
     "testing",
     "top",
+    "ttl",
 ]

@@ -24,6 +24,7 @@ from millpond.run.context import Context
 from millpond.run.tasks import belongs, missing, replica_folder
 from millpond.steps.aggregate import results
 from millpond.steps.base import Step
+from millpond.steps.entries import MORTAL, is_state, living
 from millpond.steps.join_buffer import JOINS, shown
 from millpond.steps.state import assemble
 from millpond.storage import Storage
@@ -148,6 +149,16 @@ class StateView:
             if self._own_home is not None:  # its folder goes with this view: leave no store open in it
                 close_below(self._own_home.name)
 
+    def _living(
+        self, view: View, kind: str, record: Record, key: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes, bytes]]:
+        """Key, cell and value of what the step holds, of all keys or of one; what is over by now is not there."""
+        entries = view.entries(self._name, key)
+        if kind not in MORTAL:
+            return ((entry.key, entry.cell, entry.value) for entry in entries)
+        now = record.time if self._batch is not None else self._clock.now()
+        return living(entries, round(now * 1_000_000))
+
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a key, or the default.
 
@@ -162,7 +173,7 @@ class StateView:
         kind = self._kind(record)
 
         def use(view: View) -> Cells:
-            return sorted((cell, value) for _, cell, value in view.scan(self._name, encoded))
+            return sorted((cell, value) for _, cell, value in self._living(view, kind, record, encoded))
 
         cells = self._read(record, partition_of(encoded, record.partitions), use)
         return self._value(kind, cells) if cells else default
@@ -179,7 +190,7 @@ class StateView:
             return
         kind = self._kind(record)
         for partition in range(record.partitions):
-            found = self._read(record, partition, lambda view: list(view.scan(self._name)))
+            found = self._read(record, partition, lambda view: list(self._living(view, kind, record)))
             for key, cells in groupby(found, key=lambda cell: cell[0]):
                 yield decode_key(key), self._value(kind, sorted((cell, value) for _, cell, value in cells))
 
@@ -200,7 +211,9 @@ class StateView:
             changed = False
             for part in record.segments.get(self._name, {}).get(partition, []):
                 for change in segment.unpack_key(pointer.read(self._storage, part), encoded):
-                    changed = True
+                    if kind in MORTAL and not is_state(change.cell):
+                        continue
+                    changed = changed or held.get(change.cell) != change.value  # else its time alone has moved
                     if change.value is None:
                         held.pop(change.cell, None)
                     else:

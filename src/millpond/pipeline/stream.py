@@ -16,11 +16,13 @@ from millpond.steps.aggregate import Aggregate
 from millpond.steps.apply import Apply
 from millpond.steps.base import Step
 from millpond.steps.deduplicate import Deduplicate
+from millpond.steps.expiring_map import begin as begin_map
 from millpond.steps.failure import OnError, checked
 from millpond.steps.join_asof import JoinAsof
 from millpond.steps.join_interval import JoinInterval
+from millpond.steps.process import Process, Processor, made
 from millpond.steps.state import State
-from millpond.steps.stateful_map import StatefulMap
+from millpond.steps.ttl import TTL, Lifetime, checked_ttl
 from millpond.timing import Duration, duration
 from millpond.windows.kinds import MISSING
 
@@ -273,10 +275,14 @@ class KeyedStream(Stream[R], Generic[K, R]):
         *,
         other: KeyedStream[Any, Any] | None = None,
         holds: tuple[Duration, ...] | None = (),
+        ttl: Lifetime | None = None,
         **detail: Any,
     ) -> KeyedStream[K, Any]:
         """A step over this stream's rows, and over those of another that is keyed alike, if there is one."""
         self._graph.claim(name, "step")
+        lives = checked_ttl(ttl, f"{kind}({name!r}, ttl)")
+        if lives is not None:
+            options, detail = {**options, "ttl": lives}, {**detail, "ttl": lives.detail}
         policy: OnError = self._node.on_error if on_error is None else checked(on_error, f"{kind}({name!r})")
         types = () if type is None else ((type,) if isinstance(type, _CLASS) else tuple(type))
         step = Step(name, kind, begin, options, policy, types, detail, holds)
@@ -293,23 +299,34 @@ class KeyedStream(Stream[R], Generic[K, R]):
         *,
         initial: Any = None,
         type: Any = None,
+        ttl: Lifetime | None = None,
         on_error: OnError | None = None,
     ) -> KeyedStream[K, Out]:
         """`f(key, row, state)` gives `(output, state)`. State `None` drops it, output `None` emits nothing.
 
-        `initial` is what a key begins with: a value, copied each time, or a function that makes one.
+        `initial` is what a key begins with: a value, copied each time, or a function that makes one. `ttl` is how long
+        a state lives from the last row on, a duration or `mp.ttl(…)`; then the key begins with `initial` again.
 
         >>> import millpond as mp
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k")
         >>> counted = rows.stateful_map("count", lambda key, row, n: (n + 1, n + 1), initial=0)
         """
         options = {"f": _function(f, f"stateful_map({name!r})"), "initial": initial}
-        return self._step(StatefulMap, name, "stateful_map", options, type, on_error)
+        return self._step(begin_map, name, "stateful_map", options, type, on_error, ttl=ttl)
 
     def apply(
-        self, name: str, f: Callable[[R, State], Out | None], *, type: Any = None, on_error: OnError | None = None
+        self,
+        name: str,
+        f: Callable[[R, State], Out | None],
+        *,
+        type: Any = None,
+        ttl: Lifetime | None = None,
+        on_error: OnError | None = None,
     ) -> KeyedStream[K, Out]:
         """`f(row, state)` gives an output, or `None` for none, and reads and writes the key's named state.
+
+        `ttl` is how long what is set lives, each value, list and element of a map on its own: a duration from the last
+        time that it was written, or `mp.ttl(…)`.
 
         >>> import millpond as mp
         >>> def nth(row, state):
@@ -318,7 +335,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").apply("nth", nth)
         """
         options = {"f": _function(f, f"apply({name!r})")}
-        return self._step(Apply, name, "apply", options, type, on_error)
+        return self._step(Apply, name, "apply", options, type, on_error, ttl=ttl)
 
     def flat_apply(
         self,
@@ -326,6 +343,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         f: Callable[[R, State], Iterable[Out] | None],
         *,
         type: Any = None,
+        ttl: Lifetime | None = None,
         on_error: OnError | None = None,
     ) -> KeyedStream[K, Out]:
         """`f(row, state)` gives any number of outputs.
@@ -335,10 +353,16 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> twice = rows.flat_apply("twice", lambda row, state: [row, row])
         """
         options = {"f": _function(f, f"flat_apply({name!r})")}
-        return self._step(Apply, name, "flat_apply", options, type, on_error)
+        return self._step(Apply, name, "flat_apply", options, type, on_error, ttl=ttl)
 
     def update(
-        self, name: str, f: Callable[[R, State], Any], *, type: Any = None, on_error: OnError | None = None
+        self,
+        name: str,
+        f: Callable[[R, State], Any],
+        *,
+        type: Any = None,
+        ttl: Lifetime | None = None,
+        on_error: OnError | None = None,
     ) -> KeyedStream[K, R]:
         """`f(row, state)` changes the row in place; what it returns does not matter.
 
@@ -349,10 +373,16 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").update("number", number)
         """
         options = {"f": _function(f, f"update({name!r})")}
-        return self._step(Apply, name, "update", options, type, on_error)
+        return self._step(Apply, name, "update", options, type, on_error, ttl=ttl)
 
     def stateful_filter(
-        self, name: str, f: Callable[[R, State], Any], *, type: Any = None, on_error: OnError | None = None
+        self,
+        name: str,
+        f: Callable[[R, State], Any],
+        *,
+        type: Any = None,
+        ttl: Lifetime | None = None,
+        on_error: OnError | None = None,
     ) -> KeyedStream[K, R]:
         """The row goes on when `f(row, state)` is true.
 
@@ -364,12 +394,14 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> rows = mp.App("a").stream("n", mp.sources.rows([])).key_by("k").stateful_filter("rising", rising)
         """
         options = {"f": _function(f, f"stateful_filter({name!r})")}
-        return self._step(Apply, name, "stateful_filter", options, type, on_error)
+        return self._step(Apply, name, "stateful_filter", options, type, on_error, ttl=ttl)
 
     def aggregate(
-        self, name: str, *, on_error: OnError | None = None, **aggregations: Aggregation
+        self, name: str, *, ttl: Lifetime | None = None, on_error: OnError | None = None, **aggregations: Aggregation
     ) -> KeyedStream[K, dict[str, Any]]:
         """Running aggregates: an output per row, with the key's fields and every aggregate by its name.
+
+        With a `ttl` a key that had no row for so long begins anew.
 
         >>> import millpond as mp
         >>> orders = mp.App("a").stream("orders", mp.sources.rows([])).key_by("customer")
@@ -383,7 +415,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
                 f"than the key's {list(self._node.keyed or ())}, got {wrong or clash or 'none'}"
             )
         options = {"aggregations": aggregations, "key_names": self._node.keyed}
-        return self._step(Aggregate, name, "aggregate", options, None, on_error)
+        return self._step(Aggregate, name, "aggregate", options, None, on_error, ttl=ttl)
 
     def deduplicate(
         self,
@@ -401,7 +433,45 @@ class KeyedStream(Stream[R], Generic[K, R]):
         """
         within = None if within is None else duration(within, f"deduplicate({name!r}, within)")
         options = {"by": by if by is None or callable(by) else Field(by), "within": within}
-        return self._step(Deduplicate, name, "deduplicate", options, None, on_error)
+        detail = {} if within is None else {"within": TTL(within).detail["after"]}
+        return self._step(Deduplicate, name, "deduplicate", options, None, on_error, **detail)
+
+    def process(
+        self,
+        name: str,
+        processor: Processor | Callable[[], Processor],
+        *,
+        type: Any = None,
+        ttl: Lifetime | None = None,
+        on_error: OnError | None = None,
+    ) -> KeyedStream[K, Any]:
+        """State and timers: `processor` is an object, or its class, or a function without arguments that makes one.
+
+        `on_row(key, row, state, timers)` is called for every row, and `on_timer(key, timer, state, timers)` for every
+        timer that it has set, in the order of time, when the watermark or the clock has come to it. Both return an
+        output, a list of them or `None`, or yield outputs. What a timer puts out has the timer's time, or the watermark
+        if the timer went by the clock. At the end of the input every timer of event time fires once.
+
+        >>> import millpond as mp
+        >>> class Forgotten:
+        ...     def on_row(self, key, row, state, timers):
+        ...         if row["what"] == "pay":
+        ...             timers.cancel("remind")
+        ...         else:
+        ...             timers.set("remind", after="30m", payload=row["what"])
+        ...     def on_timer(self, key, timer, state, timers):
+        ...         return {"customer": key, "forgot": timer.payload}
+        >>> app = mp.App("shop")
+        >>> clicks = app.stream("clicks", mp.sources.rows([]), timestamp="at").key_by("customer")
+        >>> out = clicks.process("reminders", Forgotten).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("clicks", [{"customer": "ann", "what": "tea", "at": "2030-01-01T12:00Z"}])
+        ...     driver.send("clicks", [{"customer": "bob", "what": "pen", "at": "2030-01-01T12:31Z"}])
+        ...     driver.output("out")
+        [{'customer': 'ann', 'forgot': 'tea'}]
+        """
+        options = {"make": made(processor, f"process({name!r})")}
+        return self._step(Process, name, "process", options, type, on_error, ttl=ttl)
 
     def _joined(
         self,

@@ -11,7 +11,8 @@ from millpond.aggregations import Aggregation, result_of
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
-from millpond.steps.values import Packed, Values
+from millpond.steps.entries import Entries
+from millpond.steps.values import Packed, Values, is_absent
 
 
 class Aggregate:
@@ -25,9 +26,15 @@ class Aggregate:
         self._step, self._turn = step, turn
         self._aggregations: dict[str, Aggregation] = step.options["aggregations"]
         self._names: tuple[str, ...] = step.options["key_names"]
+        # The slower way only where state has, or had until now, a time at which it is over.
+        is_mortal = "ttl" in step.options or bool((turn.previous or {}).get("ttl"))
+        self._cells = Entries(step, turn) if is_mortal else None
         self._values = Values(step.name, turn.view, turn.codec)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
+        return self._run_lasting(rows) if self._cells is None else self._run_mortal(rows, self._cells)
+
+    def _run_lasting(self, rows: Rows) -> Rows:
         keys = rows.keys
         assert keys is not None
         before = self._values.load(keys.encoded)
@@ -37,15 +44,7 @@ class Aggregate:
         def once(i: int, k: int, row: Any) -> None:
             old = states[k]
             kept = self._turn.codec.decode(old.data) if old.__class__ is Packed else {}
-            output = key_fields(self._names, keys.objects[k])
-            time = None if rows.times is None else rows.times[i]
-            for name, a in self._aggregations.items():
-                kind, accumulator = kept.get(name, (None, None))
-                if kind != a.kind:
-                    accumulator = a.initial()
-                accumulator = a.update(accumulator, row, time)
-                kept[name] = [a.kind, accumulator]
-                output[name] = a.result(accumulator)
+            output = self._update(kept, keys.objects[k], row, None if rows.times is None else rows.times[i])
             states[k] = self._values.pack(kept, old)
             found.add(i, output)
 
@@ -53,11 +52,45 @@ class Aggregate:
         self._values.save(keys.encoded, before, states)
         return found.rows()
 
+    def _run_mortal(self, rows: Rows, cells: Entries) -> Rows:
+        found, keys, times = Outputs(rows), rows.keys, rows.times
+        assert keys is not None
+
+        def once(i: int, k: int, row: Any) -> None:
+            cells.turn_to(keys.encoded[k])
+            cells.now.move(*((None, None) if times is None else (int(times.values[i]), times.unit)))
+            kept = cells.value(b"")
+            kept = {} if is_absent(kept) else kept
+            try:
+                output = self._update(kept, keys.objects[k], row, None if times is None else times[i])
+                cells.put(b"", kept)
+            except BaseException:
+                cells.undo()
+                raise
+            cells.keep()
+            found.add(i, output)
+
+        each_row(self._step, self._turn, rows, once)
+        return found.rows()
+
+    def _update(self, kept: dict[str, Any], key: Any, row: Any, time: Any) -> dict[str, Any]:
+        """One more row in the accumulators, and the output that is due to it."""
+        output = key_fields(self._names, key)
+        for name, a in self._aggregations.items():
+            kind, accumulator = kept.get(name, (None, None))
+            if kind != a.kind:
+                accumulator = a.initial()
+            accumulator = a.update(accumulator, row, time)
+            kept[name] = [a.kind, accumulator]
+            output[name] = a.result(accumulator)
+        return output
+
     def end(self) -> None:
-        return None
+        if self._cells is not None:
+            self._cells.expire()
 
     def changes(self) -> list[Change]:
-        return self._values.changes()
+        return self._values.changes() if self._cells is None else self._cells.changes()
 
 
 def key_fields(names: tuple[str, ...], key: Any) -> dict[str, Any]:

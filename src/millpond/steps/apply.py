@@ -16,8 +16,8 @@ from typing import Any
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
+from millpond.steps.entries import Entries
 from millpond.steps.state import State
-from millpond.steps.cells import Cells
 
 Emit = Callable[[Any, Any], Iterable[Any]]  # what the function returned, and the row, to outputs
 
@@ -52,7 +52,7 @@ class Apply:
     def __init__(self, step: Step, turn: Turn) -> None:
         self._step, self._turn = step, turn
         self._f, self._emit = step.options["f"], EMITS[step.kind]
-        self._cells = Cells(step.name, turn.view, turn.codec)
+        self._cells = Entries(step, turn)
         self._state = State(self._cells)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
@@ -60,11 +60,14 @@ class Apply:
         assert keys is not None
         cells, state = self._cells, self._state
         state.watermark = self._turn.shown_watermark
+        times = rows.times
+        ticks, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
 
         def once(i: int, k: int, row: Any) -> None:
             cells.turn_to(keys.encoded[k])
             state.key = keys.objects[k]
-            state.time = None if rows.times is None else rows.times[i]
+            state.time = None if times is None else times[i]
+            cells.now.move(None if ticks is None else ticks[i], unit)
             try:
                 outputs = self._emit(self._f(row, state), row)
             except BaseException:
@@ -77,7 +80,7 @@ class Apply:
         return found.rows()
 
     def end(self) -> None:
-        return None
+        self._cells.expire()
 
     def changes(self) -> list[Change]:
         return self._cells.changes()

@@ -14,7 +14,7 @@ are given new times, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from millpond.replica import Entry
@@ -25,6 +25,7 @@ from millpond.steps.values import ABSENT, DROPPED, is_absent
 from millpond.timing import span
 
 _NEVER: Times = (None, None)
+MORTAL = ("stateful_map", "apply", "flat_apply", "update", "stateful_filter", "aggregate", "process", "deduplicate")
 TIMERS = (b"t:", b"c:")  # cells that are no state, but timers
 
 
@@ -43,7 +44,7 @@ class Entries(Cells):
 
     def read(self, cell: bytes) -> Any:
         found = super().read(cell)
-        if not is_absent(found):
+        if not is_absent(found) and not cell.startswith(TIMERS):
             times = self._known(cell)
             if times is not None and self.now.over(times):
                 return ABSENT
@@ -51,7 +52,7 @@ class Entries(Cells):
 
     def value(self, cell: bytes) -> Any:
         found = super().value(cell)
-        if self._reads and not is_absent(found):
+        if self._reads and not is_absent(found) and not cell.startswith(TIMERS):
             self._refresh(cell)
         return found
 
@@ -172,12 +173,31 @@ class Entries(Cells):
         return own is not None and (own.due, own.wall) == (entry.due, entry.wall)
 
 
+def living(entries: Iterable[Entry], wall: int) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Key, cell and value of what some entries hold of state that is not over by the clock; timers are not state.
+
+    What is over by event time has left with the batch that brought its time.
+    """
+    gone: set[tuple[bytes, bytes]] = set()
+    for entry in entries:
+        if not is_state(entry.cell):
+            continue
+        parts = entry.cell.split(b":", 2)
+        if entry.wall is not None and entry.wall <= wall:
+            gone.add((entry.key, entry.cell))
+        elif parts[0] != b"l" or (entry.key, b":".join(parts[:2])) not in gone:
+            yield entry.key, entry.cell, entry.value
+
+
+def is_state(cell: bytes) -> bool:
+    """Whether a cell holds state, and not a timer or a TTL."""
+    return not cell.startswith((*TIMERS, b"x:"))
+
+
 def _own(cell: bytes) -> bytes:
     return b"x:" + cell[2:]
 
 
 def _has_life(cell: bytes) -> bool:
     """Whether a cell has times of its own: elements of a list have those of the list."""
-    if cell.startswith((*TIMERS, b"x:")):
-        return False
-    return not cell.startswith(b"l:") or cell.count(b":") == 1
+    return is_state(cell) and (not cell.startswith(b"l:") or cell.count(b":") == 1)

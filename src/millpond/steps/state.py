@@ -8,13 +8,17 @@ from urllib.parse import quote, unquote
 
 from millpond.codec import Codec, decode_key, encode_key
 from millpond.errors import InvalidUse
-from millpond.steps.cells import Cells
+from millpond.steps.entries import TIMERS, Entries
+from millpond.steps.ttl import checked_ttl
 from millpond.steps.values import is_absent
 from millpond.timing import Time
 
 
 class State:
     """One key's state, for the length of one call.
+
+    `key` is the key, `time` the event time of the row or timer at hand, and `watermark` the one that the batch began
+    with, each as the program knows it; `None` where there is none.
 
     >>> import millpond as mp
     >>> app = mp.App("visits")
@@ -32,7 +36,7 @@ class State:
 
     __slots__ = ("_cells", "_kinds", "key", "time", "watermark")
 
-    def __init__(self, cells: Cells) -> None:
+    def __init__(self, cells: Entries) -> None:
         self._cells = cells
         self._kinds: dict[str, str] = {}
         self.key: Any = None
@@ -55,12 +59,25 @@ class State:
         found = self._cells.value(self._cell("v", name))
         return default if is_absent(found) else found
 
-    def set(self, name: str, value: Any) -> None:
-        """Keep a value under that name.
+    def set(self, name: str, value: Any, ttl: Any = None) -> None:
+        """Keep a value under that name, for as long as `ttl` says, or else as the step's `ttl` does.
 
-        >>> def f(row, state): state.set("last", row)
+        `ttl` is a duration or `mp.ttl(…)`; it counts until the value is set again.
+
+        >>> def f(row, state):
+        ...     state.set("last", row)
+        ...     state.set("seen", True, ttl="10m")
         """
-        self._cells.write(self._cell("v", name), value)
+        if ttl is None:
+            self._cells.put(self._cell("v", name), value)
+            return
+        found = checked_ttl(ttl, f"state.set({name!r}, ttl=)")
+        if found is not None and found.refresh == "read":
+            raise InvalidUse(
+                f"state.set({name!r}, ttl=): only the ttl= of a whole step can be refreshed by reading; give the step "
+                "one, or set the value again where it is read"
+            )
+        self._cells.put(self._cell("v", name), value, found)
 
     def delete(self, name: str) -> None:
         """Drop the value of that name; nothing happens if there is none.
@@ -82,7 +99,8 @@ class State:
         >>> def f(row, state): state.clear()
         """
         for cell in self._cells.scan():
-            self._cells.drop(cell)
+            if not cell.startswith(TIMERS):
+                self._cells.drop(cell)
 
     def list(self, name: str) -> StateList:
         """The list of that name, empty at first; appending writes one element, not the list.
@@ -102,6 +120,8 @@ class State:
 class StateList:
     """A list in a key's state: `append extend popleft clear`, index, iteration, `len`.
 
+    Where the step has a `ttl`, the list has it as a whole: every change of it lets all of it live on.
+
     >>> def f(row, state):
     ...     recent = state.list("recent")
     ...     recent.append(row)
@@ -111,7 +131,7 @@ class StateList:
 
     __slots__ = ("_cell", "_cells")
 
-    def __init__(self, cells: Cells, cell: bytes) -> None:
+    def __init__(self, cells: Entries, cell: bytes) -> None:
         self._cells, self._cell = cells, cell
 
     def _bounds(self) -> tuple[int, int]:
@@ -119,7 +139,7 @@ class StateList:
         return (0, 0) if is_absent(found) else (found[0], found[1])
 
     def _bound(self, head: int, tail: int) -> None:
-        self._cells.write(self._cell, [head, tail])
+        self._cells.put(self._cell, [head, tail])
 
     def _at(self, index: int) -> bytes:
         return self._cell + b":%016d" % index
@@ -143,6 +163,7 @@ class StateList:
 
         >>> def f(row, state): state.list("recent").extend(row["items"])
         """
+        self._cells.begin_list(self._cell)
         head, tail = self._bounds()
         for value in values:
             self._cells.write(self._at(tail), value)
@@ -181,6 +202,7 @@ class StateList:
 
     def __setitem__(self, index: int, value: Any) -> None:
         self._cells.write(self._place(index), value)
+        self._cells.touch(self._cell)
 
     def __iter__(self) -> Iterator[Any]:
         for index in range(*self._bounds()):
@@ -193,6 +215,8 @@ class StateList:
 class StateMap(MutableMapping[Any, Any]):
     """A mutable mapping in a key's state; its keys are whatever may be a key of a stream.
 
+    Where the step has a `ttl`, each element has it on its own.
+
     >>> def f(row, state):
     ...     pages = state.map("pages")
     ...     pages[row["page"]] = pages.get(row["page"], 0) + 1
@@ -200,7 +224,7 @@ class StateMap(MutableMapping[Any, Any]):
 
     __slots__ = ("_cell", "_cells")
 
-    def __init__(self, cells: Cells, cell: bytes) -> None:
+    def __init__(self, cells: Entries, cell: bytes) -> None:
         self._cells, self._cell = cells, cell + b":"
 
     def __getitem__(self, key: Any) -> Any:
@@ -210,7 +234,7 @@ class StateMap(MutableMapping[Any, Any]):
         return found
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._cells.write(self._cell + encode_key(key), value)
+        self._cells.put(self._cell + encode_key(key), value)
 
     def __delitem__(self, key: Any) -> None:
         cell = self._cell + encode_key(key)
@@ -234,14 +258,22 @@ def cell_of(kind: str, name: str) -> bytes:
     return f"{kind}:{quote(name, safe=_READABLE)}".encode()
 
 
+def name_of(cell: bytes) -> str:
+    """The name that a cell holds."""
+    return unquote(cell.decode().split(":")[1])
+
+
+_SHOWN = ("v", "l", "m")
 _READABLE = " !#$&'()+,/;=?@[]^`{|}~"
 
 
 def assemble(cells: Iterable[tuple[bytes, bytes]], codec: Codec) -> dict[str, Any]:
-    """The dict of names that some cells of one key, in order, stand for."""
+    """The dict of names that some cells of one key, in order, stand for; timers are not among them."""
     names: dict[str, Any] = {}
     for cell, data in cells:
         kind, _, rest = cell.decode().partition(":")
+        if kind not in _SHOWN:
+            continue
         quoted, _, inner = rest.partition(":")
         name = unquote(quoted)
         if kind == "v":

@@ -49,7 +49,7 @@ class StatefulMap:
             try:
                 output, new = f(names[k], row, state)
             except (TypeError, ValueError) as error:
-                raise _clearer(error) from error
+                raise clearer(error) from error
             if new is None:
                 states[k] = ABSENT if old is ABSENT else DROPPED
             else:
@@ -82,7 +82,7 @@ class StatefulMap:
                 self._turn.failures.row(
                     self._step.on_error,
                     self._step.name,
-                    _clearer(error),
+                    clearer(error),
                     key=names[k],
                     row=objects[i],
                     order=rows.order[i],
@@ -106,7 +106,7 @@ class StatefulMap:
         return self._values.changes()
 
 
-def _clearer(error: Exception) -> Exception:
+def clearer(error: Exception) -> Exception:
     """What was raised here, when the result was taken apart, in better words; the user's own as it is."""
     trace, text = error.__traceback__, str(error)
     ours = type(error) in (TypeError, ValueError) and trace is not None and trace.tb_next is None

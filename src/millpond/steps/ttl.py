@@ -32,6 +32,10 @@ class TTL:
         return {"after": after, "unit": unit, "refresh": self.refresh, "clock": self.clock}
 
 
+Lifetime = str | int | timedelta | TTL
+"""What may be said as `ttl=`."""
+
+
 def ttl(after: str | int | timedelta, refresh: Refresh = "write", clock: Clock | None = None) -> TTL:
     """A `ttl=` that says more than how long.
 
@@ -96,8 +100,8 @@ class Now:
             return None, self.wall + self._span(ttl, "instant")
         if self.time is None or self.event is None or self._unit is None:
             raise InvalidUse(
-                f'step {self._step!r}: ttl with clock="event" needs rows with an event time, and this one has none; give '
-                'the stream timestamp=…, or say clock="processing"'
+                f'step {self._step!r}: ttl with clock="event" needs rows with an event time, and this one has none; '
+                'give the stream timestamp=…, or say clock="processing"'
             )
         return self.event + self._span(ttl, self._unit), None
 

@@ -1,0 +1,66 @@
+"""`stateful_map` where state lives for a while only: one value per key, which has a time at which it is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond.codec import copy_value
+from millpond.log.segment import Change
+from millpond.rows import Rows
+from millpond.steps.base import Outputs, Step, Turn, each_row
+from millpond.steps.entries import Entries
+from millpond.steps.stateful_map import StatefulMap, clearer
+from millpond.steps.values import is_absent
+
+_WHOLE = b""  # the one cell of a key
+
+
+class ExpiringMap:
+    """Every call is a write, also of the same state: it lets the state live on, where writes do."""
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        self._step, self._turn = step, turn
+        self._f, self._initial = step.options["f"], step.options["initial"]
+        self._cells = Entries(step, turn)
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        found, keys, cells, times = Outputs(rows), rows.keys, self._cells, rows.times
+        assert keys is not None
+        ticks, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
+
+        def once(i: int, k: int, row: Any) -> None:
+            cells.turn_to(keys.encoded[k])
+            cells.now.move(None if ticks is None else ticks[i], unit)
+            state = cells.value(_WHOLE)
+            if is_absent(state):
+                state = self._initial() if callable(self._initial) else copy_value(self._initial)
+            try:
+                try:
+                    output, new = self._f(keys.objects[k], row, state)
+                except (TypeError, ValueError) as error:
+                    raise clearer(error) from error
+                if new is None:
+                    cells.drop(_WHOLE)
+                else:
+                    cells.put(_WHOLE, new)
+            except BaseException:
+                cells.undo()
+                raise
+            cells.keep()
+            if output is not None:
+                found.add(i, output)
+
+        each_row(self._step, self._turn, rows, once)
+        return found.rows()
+
+    def end(self) -> None:
+        self._cells.expire()
+
+    def changes(self) -> list[Change]:
+        return self._cells.changes()
+
+
+def begin(step: Step, turn: Turn) -> StatefulMap | ExpiringMap:
+    """A step at work: the slower one only where state has, or had until now, a time at which it is over."""
+    is_mortal = "ttl" in step.options or bool((turn.previous or {}).get("ttl"))
+    return ExpiringMap(step, turn) if is_mortal else StatefulMap(step, turn)

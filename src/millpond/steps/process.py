@@ -1,0 +1,169 @@
+"""`process`: state and timers, with a method for rows and one for timers.
+
+class Reminder:
+    def on_row(self, key, row, state, timers):
+        state.set("basket", row)
+        timers.set("remind", after="30m")
+
+    def on_timer(self, key, timer, state, timers):
+        return {"customer": key, "forgot": state.get("basket")}
+
+baskets.key_by("customer").process("reminders", Reminder)
+
+A timer is a cell: `t:<name>`, found by its event time, or `c:<name>`, found by the clock.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from millpond.codec import decode_key
+from millpond.errors import InvalidUse
+from millpond.log.segment import Change
+from millpond.rows import ENDING, Rows
+from millpond.steps.base import Made, Outputs, Step, Turn, each_row
+from millpond.steps.entries import Entries
+from millpond.steps.state import State
+from millpond.steps.timers import CLOCK, EVENT, Timers
+from millpond.timing import MAX_TICKS
+
+MOST_AT_ONCE = 10_000  # times that one timer fires for one moment: one that sets itself anew for it never ends
+
+
+class Processor(Protocol):
+    """What `process` takes. `on_row` is called for every row, and `on_timer`, where timers are set, for every timer."""
+
+    def on_row(self, key: Any, row: Any, state: State, timers: Timers, /) -> Any:
+        """Return or yield outputs, or return `None`."""
+        ...
+
+
+def made(processor: Any, where: str) -> Callable[[], Any]:
+    """What makes the processor of a batch: the user's factory, or the user's instance itself."""
+    if not inspect.isclass(processor) and callable(getattr(processor, "on_row", None)):
+        return lambda: processor
+    if callable(processor) and (not inspect.isclass(processor) or callable(getattr(processor, "on_row", None))):
+        return processor  # type: ignore[no-any-return]
+    raise InvalidUse(
+        f"{where}: expected an object with a method on_row(key, row, state, timers), its class, or a function that "
+        f"makes one, got {processor!r}"
+    )
+
+
+def outputs_of(result: Any) -> Iterable[Any]:
+    """A list, or what is yielded, is several outputs, and anything else is one; `None` is none."""
+    if result is None:
+        return ()
+    if isinstance(result, list | Iterator):
+        return [output for output in result if output is not None]
+    return (result,)
+
+
+class Process:
+    """Named state and timers per key. A row or a timer whose method raises has written and set nothing."""
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        self._step, self._turn = step, turn
+        self._processor = step.options["make"]()
+        if not callable(getattr(self._processor, "on_row", None)):
+            raise InvalidUse(
+                f"process({step.name!r}): expected what the function makes to have a method "
+                f"on_row(key, row, state, timers), got {self._processor!r}"
+            )
+        self._cells = Entries(step, turn)
+        self._state = State(self._cells)
+        self._timers = Timers(self._cells, turn, step.name, hasattr(self._processor, "on_timer"))
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        found, keys, times = Outputs(rows), rows.keys, rows.times
+        assert keys is not None
+        ticks, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
+
+        def once(i: int, k: int, row: Any) -> None:
+            key = self._go_to(keys.encoded[k], keys.objects[k])
+            self._state.time = None if times is None else times[i]
+            self._cells.now.move(None if ticks is None else ticks[i], unit)
+            self._timers.move(None if ticks is None else ticks[i], unit)
+            found.add_all(i, self._call(self._processor.on_row, key, row))
+
+        each_row(self._step, self._turn, rows, once)
+        return found.rows()
+
+    def _go_to(self, encoded: bytes, key: Any) -> Any:
+        self._cells.turn_to(encoded)
+        self._state.key, self._state.watermark = key, self._turn.shown_watermark
+        return key
+
+    def _call(self, method: Callable[..., Any], key: Any, about: Any) -> Iterable[Any]:
+        try:
+            outputs = outputs_of(method(key, about, self._state, self._timers))
+        except BaseException:
+            self._cells.undo()
+            raise
+        self._cells.keep()
+        return outputs
+
+    # --- timers ---
+
+    def end(self) -> Rows | None:
+        """Fire what is due, in the order of time; then take out what is over."""
+        turn, made = self._turn, Made(self._turn.unit)
+        upto = turn.expiry if turn.final else turn.watermark
+        fired: dict[tuple[bytes, bytes, int], int] = {}
+        while True:
+            due = None if upto is None else self._cells.pop_due(upto, beginning=EVENT)
+            due = due or self._cells.pop_due(turn.wall, wall=True, beginning=CLOCK)
+            if due is None:
+                break
+            at, key, cell = due
+            fired[key, cell, at] = fired.get((key, cell, at), 0) + 1
+            self._fire(at, key, cell, made, fired[key, cell, at] > MOST_AT_ONCE)
+        if turn.final:
+            # Every timer that is set fires now, once. What these set for a later time stays: it may do so for ever.
+            for at, key, cell in self._cells.all_due(MAX_TICKS, beginning=EVENT):
+                self._cells.turn_to(key)
+                if self._cells.times(cell)[0] == at:
+                    self._fire(at, key, cell, made, False)
+        self._cells.expire()
+        rows = made.rows()
+        return rows if len(rows) else None
+
+    def _fire(self, at: int, encoded: bytes, cell: bytes, made: Made, endless: bool) -> None:
+        """Call `on_timer`. The timer is used up, whatever comes of it, unless the batch does not count."""
+        turn, key, is_done = self._turn, decode_key(encoded), False
+        time = at if cell.startswith(EVENT) else turn.expiry
+
+        def once() -> None:
+            nonlocal is_done
+            self._go_to(encoded, key)
+            self._cells.now.move(time, turn.unit)
+            self._timers.move(time, turn.unit)
+            self._state.time = self._timers.shown(time)
+            timer = self._timers.held(cell)
+            if endless:
+                raise InvalidUse(
+                    f"expected on_timer to set a timer for a time to come, got one for the same moment "
+                    f"{MOST_AT_ONCE} times; set it for a later one"
+                )
+            self._cells.drop(cell)
+            for output in self._call(self._processor.on_timer, key, timer):
+                made.add(encoded, key, output, time)
+            is_done = True
+
+        try:
+            once()
+        except Exception as error:
+            timer = self._timers.held(cell)
+            assert timer is not None
+            row = {"timer": timer.name, "at": timer.at, "payload": timer.payload}
+            again = None if endless else once
+            turn.failures.row(self._step.on_error, self._step.name, error, key=key, row=row, order=ENDING, again=again)
+            if not is_done:
+                self._go_to(encoded, key)
+                self._cells.drop(cell)
+                self._cells.keep()
+
+    def changes(self) -> list[Change]:
+        return self._cells.changes()

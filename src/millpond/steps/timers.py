@@ -1,0 +1,164 @@
+"""The `Timers` handle: what a processor sees of one key's timers.
+
+A timer is a cell of the key's state that holds its time and its payload, and that is found by its time: by event
+time in the cells `t:<name>`, by the clock in the cells `c:<name>`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from millpond.errors import InvalidUse
+from millpond.steps.base import Turn
+from millpond.steps.entries import Entries
+from millpond.steps.state import cell_of, name_of
+from millpond.steps.values import is_absent
+from millpond.timing import Time, Unit, as_time, as_user, duration, span, ticks, unit_of
+
+EVENT, CLOCK = b"t:", b"c:"
+
+
+@dataclass(frozen=True)
+class Timer:
+    """A timer that was set: its name, the time that it was set for, and what it was given to carry.
+
+    `at` is an event time as the stream has them, or a datetime for a timer of the clock.
+
+    >>> import millpond as mp
+    >>> mp.Timer("remind", at=120, payload={"basket": 7}).name
+    'remind'
+    """
+
+    name: str
+    at: Time
+    payload: Any = None
+
+
+class Timers:
+    """One key's timers, for the length of one call. A name has one timer: setting it again replaces it.
+
+    >>> import millpond as mp
+    >>> class Silence:
+    ...     def on_row(self, key, row, state, timers):
+    ...         timers.set("silent", after=60)
+    ...     def on_timer(self, key, timer, state, timers):
+    ...         return {"host": key, "silent_since": timer.at - 60}
+    >>> app = mp.App("hosts")
+    >>> beats = app.stream("beats", mp.sources.rows([]), timestamp="at").key_by("host")
+    >>> silent = beats.process("silence", Silence).to("out", mp.sinks.memory())
+    >>> with mp.testing.TestDriver(app) as driver:
+    ...     driver.send("beats", [{"host": "a", "at": 10}, {"host": "b", "at": 20}, {"host": "b", "at": 75}])
+    ...     driver.output("out")
+    [{'host': 'a', 'silent_since': 10}]
+    """
+
+    __slots__ = ("_answered", "_cells", "_step", "_time", "_turn", "_unit")
+
+    def __init__(self, cells: Entries, turn: Turn, step: str, answered: bool) -> None:
+        self._cells, self._turn, self._step, self._answered = cells, turn, step, answered
+        self._time: int | None = None
+        self._unit: Unit | None = turn.unit
+
+    def move(self, time: int | None, unit: Unit | None) -> None:
+        """Go on to another row or timer, of that event time if it has one."""
+        self._time = time
+        self._unit = unit or self._turn.unit
+
+    def set(self, name: str, at: Any = None, after: Any = None, payload: Any = None) -> None:
+        """Set a timer for an event time: `at` that time, or so long `after` the time of the row or timer at hand.
+
+        It fires when the watermark has come to it. One that is set for a time that has passed fires at the end
+        of the same batch.
+
+        >>> def on_row(self, key, row, state, timers):
+        ...     timers.set("remind", after="30m", payload={"basket": row["basket"]})
+        ...     timers.set("close", at=row["closes_at"])
+        """
+        where = f"step {self._step!r}, timers.set({name!r})"
+        if (at is None) is (after is None):
+            raise InvalidUse(f"{where}: expected one of at= and after=, got {'both' if at is not None else 'neither'}")
+        if self._unit is None:
+            raise InvalidUse(
+                f"{where}: the rows have no event time; give the stream timestamp=…, or set the timer by the clock "
+                "with timers.set_wall"
+            )
+        if after is not None:
+            if self._time is None:
+                raise InvalidUse(f"{where}: after= needs a row or timer with an event time, and this one has none")
+            when = self._time + span(duration(after, f"{where}, after"), self._unit, f"{where}, after")
+        else:
+            when = self._ticks(at, where)
+        self._put(EVENT, name, as_user(when, self._unit), payload, due=when)
+
+    def set_wall(self, name: str, after: Any, payload: Any = None) -> None:
+        """Set a timer by the clock, so long after the batch at hand.
+
+        It fires in the first batch that begins then or later; one begins for it, if no row comes.
+
+        >>> def on_row(self, key, row, state, timers):
+        ...     timers.set_wall("ask-again", after="10s")
+        """
+        where = f"step {self._step!r}, timers.set_wall({name!r}, after)"
+        found = duration(after, where)
+        when = self._turn.wall + span(found, "instant", where)
+        self._put(CLOCK, name, as_user(when, "instant"), payload, wall=when)
+
+    def cancel(self, name: str) -> None:
+        """Take a timer back; nothing happens if there is none of that name.
+
+        >>> def on_row(self, key, row, state, timers):
+        ...     timers.cancel("remind")
+        """
+        for kind in (EVENT, CLOCK):
+            self._cells.drop(_cell(kind, name))
+
+    def get(self, name: str) -> Timer | None:
+        """The timer of that name, if one is set.
+
+        >>> def on_row(self, key, row, state, timers):
+        ...     if timers.get("remind") is None:
+        ...         timers.set("remind", after="30m")
+        """
+        for kind in (EVENT, CLOCK):
+            found = self.held(_cell(kind, name))
+            if found is not None:
+                return found
+        return None
+
+    def held(self, cell: bytes) -> Timer | None:
+        """The timer that a cell of the key stands for."""
+        found = self._cells.value(cell)
+        return None if is_absent(found) else Timer(name_of(cell), found["at"], found["payload"])
+
+    def shown(self, time: int | None) -> Time | None:
+        """An event time as the user knows it."""
+        return None if time is None or self._unit is None else as_user(time, self._unit)
+
+    def _ticks(self, at: Any, where: str) -> int:
+        try:
+            time = as_time(at)
+            found = ticks(time)
+        except ValueError as error:
+            raise InvalidUse(f"{where}, at: {error}") from None
+        if unit_of(time) != self._unit:
+            wanted = "whole numbers" if self._unit == "number" else "datetimes"
+            raise InvalidUse(f"{where}, at: the stream's times are {wanted}, got {at!r}")
+        return found
+
+    def _put(
+        self, kind: bytes, name: str, at: Time, payload: Any, due: int | None = None, wall: int | None = None
+    ) -> None:
+        if not self._answered:
+            raise InvalidUse(
+                f"step {self._step!r}: a timer was set, and the processor has no method "
+                "on_timer(key, timer, state, timers); give it one"
+            )
+        if not isinstance(name, str):
+            raise InvalidUse(f"step {self._step!r}: expected a timer's name, a text, got {name!r}")
+        self._cells.write(_cell(kind, name), {"at": at, "payload": payload}, due, wall)
+        self._cells.drop(_cell(CLOCK if kind == EVENT else EVENT, name))
+
+
+def _cell(kind: bytes, name: str) -> bytes:
+    return cell_of(kind[:1].decode(), name)
