@@ -26,8 +26,8 @@ from millpond.rows import ENDING, Rows
 from millpond.steps.base import Made, Outputs, Step, Turn, each_row
 from millpond.steps.entries import Entries
 from millpond.steps.state import State
-from millpond.steps.timers import CLOCK, EVENT, Timers
-from millpond.timing import MAX_TICKS
+from millpond.steps.timers import CLOCK, EVENT, Timers, held
+from millpond.timing import MAX_TICKS, as_user
 
 MOST_AT_ONCE = 10_000  # times that one timer fires for one moment: one that sets itself anew for it never ends
 
@@ -85,7 +85,6 @@ class Process:
             key = self._go_to(keys.encoded[k], keys.objects[k])
             self._state.time = None if times is None else times[i]
             self._cells.now.move(None if ticks is None else ticks[i], unit)
-            self._timers.move(None if ticks is None else ticks[i], unit)
             found.add_all(i, self._call(self._processor.on_row, key, row))
 
         each_row(self._step, self._turn, rows, once)
@@ -111,26 +110,26 @@ class Process:
         """Fire what is due, in the order of time; then take out what is over."""
         turn, made = self._turn, Made(self._turn.unit)
         upto = turn.expiry if turn.final else turn.watermark
-        fired: dict[tuple[bytes, bytes, int], int] = {}
+        fired: dict[tuple[int, bytes, bytes], int] = {}  # of those that were set in this very batch
         while True:
             due = None if upto is None else self._cells.pop_due(upto, beginning=EVENT)
             due = due or self._cells.pop_due(turn.wall, wall=True, beginning=CLOCK)
             if due is None:
                 break
-            at, key, cell = due
-            fired[key, cell, at] = fired.get((key, cell, at), 0) + 1
-            self._fire(at, key, cell, made, fired[key, cell, at] > MOST_AT_ONCE)
+            if self._cells.current(*due[1:]) is not None:
+                fired[due] = fired.get(due, 0) + 1
+            self._fire(*due, made, endless=fired.get(due, 0) > MOST_AT_ONCE)
         if turn.final:
             # Every timer that is set fires now, once. What these set for a later time stays: it may do so for ever.
             for at, key, cell in self._cells.all_due(MAX_TICKS, beginning=EVENT):
                 self._cells.turn_to(key)
                 if self._cells.times(cell)[0] == at:
-                    self._fire(at, key, cell, made, False)
+                    self._fire(at, key, cell, made)
         self._cells.expire()
         rows = made.rows()
         return rows if len(rows) else None
 
-    def _fire(self, at: int, encoded: bytes, cell: bytes, made: Made, endless: bool) -> None:
+    def _fire(self, at: int, encoded: bytes, cell: bytes, made: Made, endless: bool = False) -> None:
         """Call `on_timer`. The timer is used up, whatever comes of it, unless the batch does not count."""
         turn, key, is_done = self._turn, decode_key(encoded), False
         time = at if cell.startswith(EVENT) else turn.expiry
@@ -139,9 +138,8 @@ class Process:
             nonlocal is_done
             self._go_to(encoded, key)
             self._cells.now.move(time, turn.unit)
-            self._timers.move(time, turn.unit)
-            self._state.time = self._timers.shown(time)
-            timer = self._timers.held(cell)
+            self._state.time = None if time is None or turn.unit is None else as_user(time, turn.unit)
+            timer = held(self._cells, cell)
             if endless:
                 raise InvalidUse(
                     f"expected on_timer to set a timer for a time to come, got one for the same moment "
@@ -155,7 +153,7 @@ class Process:
         try:
             once()
         except Exception as error:
-            timer = self._timers.held(cell)
+            timer = held(self._cells, cell)
             assert timer is not None
             row = {"timer": timer.name, "at": timer.at, "payload": timer.payload}
             again = None if endless else once

@@ -53,17 +53,10 @@ class Timers:
     [{'host': 'a', 'silent_since': 10}]
     """
 
-    __slots__ = ("_answered", "_cells", "_step", "_time", "_turn", "_unit")
+    __slots__ = ("_answered", "_cells", "_step", "_turn")
 
     def __init__(self, cells: Entries, turn: Turn, step: str, answered: bool) -> None:
         self._cells, self._turn, self._step, self._answered = cells, turn, step, answered
-        self._time: int | None = None
-        self._unit: Unit | None = turn.unit
-
-    def move(self, time: int | None, unit: Unit | None) -> None:
-        """Go on to another row or timer, of that event time if it has one."""
-        self._time = time
-        self._unit = unit or self._turn.unit
 
     def set(self, name: str, at: Any = None, after: Any = None, payload: Any = None) -> None:
         """Set a timer for an event time: `at` that time, or so long `after` the time of the row or timer at hand.
@@ -78,18 +71,19 @@ class Timers:
         where = f"step {self._step!r}, timers.set({name!r})"
         if (at is None) is (after is None):
             raise InvalidUse(f"{where}: expected one of at= and after=, got {'both' if at is not None else 'neither'}")
-        if self._unit is None:
+        now, unit = self._cells.now, self._cells.now.unit
+        if unit is None:
             raise InvalidUse(
                 f"{where}: the rows have no event time; give the stream timestamp=…, or set the timer by the clock "
                 "with timers.set_wall"
             )
         if after is not None:
-            if self._time is None:
+            if now.time is None:
                 raise InvalidUse(f"{where}: after= needs a row or timer with an event time, and this one has none")
-            when = self._time + span(duration(after, f"{where}, after"), self._unit, f"{where}, after")
+            when = now.time + span(duration(after, f"{where}, after"), unit, f"{where}, after")
         else:
-            when = self._ticks(at, where)
-        self._put(EVENT, name, as_user(when, self._unit), payload, due=when)
+            when = _ticks(at, unit, where)
+        self._put(EVENT, name, as_user(when, unit), payload, due=when)
 
     def set_wall(self, name: str, after: Any, payload: Any = None) -> None:
         """Set a timer by the clock, so long after the batch at hand.
@@ -121,30 +115,10 @@ class Timers:
         ...         timers.set("remind", after="30m")
         """
         for kind in (EVENT, CLOCK):
-            found = self.held(_cell(kind, name))
+            found = held(self._cells, _cell(kind, name))
             if found is not None:
                 return found
         return None
-
-    def held(self, cell: bytes) -> Timer | None:
-        """The timer that a cell of the key stands for."""
-        found = self._cells.value(cell)
-        return None if is_absent(found) else Timer(name_of(cell), found["at"], found["payload"])
-
-    def shown(self, time: int | None) -> Time | None:
-        """An event time as the user knows it."""
-        return None if time is None or self._unit is None else as_user(time, self._unit)
-
-    def _ticks(self, at: Any, where: str) -> int:
-        try:
-            time = as_time(at)
-            found = ticks(time)
-        except ValueError as error:
-            raise InvalidUse(f"{where}, at: {error}") from None
-        if unit_of(time) != self._unit:
-            wanted = "whole numbers" if self._unit == "number" else "datetimes"
-            raise InvalidUse(f"{where}, at: the stream's times are {wanted}, got {at!r}")
-        return found
 
     def _put(
         self, kind: bytes, name: str, at: Time, payload: Any, due: int | None = None, wall: int | None = None
@@ -162,3 +136,21 @@ class Timers:
 
 def _cell(kind: bytes, name: str) -> bytes:
     return cell_of(kind[:1].decode(), name)
+
+
+def _ticks(at: Any, unit: Unit, where: str) -> int:
+    try:
+        time = as_time(at)
+        found = ticks(time)
+    except ValueError as error:
+        raise InvalidUse(f"{where}, at: {error}") from None
+    if unit_of(time) != unit:
+        wanted = "whole numbers" if unit == "number" else "datetimes"
+        raise InvalidUse(f"{where}, at: the stream's times are {wanted}, got {at!r}")
+    return found
+
+
+def held(cells: Entries, cell: bytes) -> Timer | None:
+    """The timer that a cell of the key at hand stands for."""
+    found = cells.value(cell)
+    return None if is_absent(found) else Timer(name_of(cell), found["at"], found["payload"])

@@ -77,15 +77,14 @@ class Now:
         self.time: int | None = None  # its own
         self.event = turn.began  # as far as event time has come for it
         self.wall = turn.wall
-        self._unit: Unit | None = turn.unit
+        self.unit: Unit | None = turn.unit
 
     def move(self, time: int | None, unit: Unit | None) -> None:
         """Go on to another row, of that event time if it has one."""
         began = self._turn.began
         self.time = time
         self.event = began if time is None else time if began is None or time > began else began
-        if unit is not None:
-            self._unit = unit
+        self.unit = unit or self._turn.unit
 
     def over(self, times: Times) -> bool:
         """Whether an entry with such times has ceased to be."""
@@ -98,12 +97,12 @@ class Now:
         """When an entry is over that is refreshed now."""
         if ttl.clock == "processing" or (ttl.clock is None and self.time is None):
             return None, self.wall + self._span(ttl, "instant")
-        if self.time is None or self.event is None or self._unit is None:
+        if self.time is None or self.event is None or self.unit is None:
             raise InvalidUse(
                 f'step {self._step!r}: ttl with clock="event" needs rows with an event time, and this one has none; '
                 'give the stream timestamp=…, or say clock="processing"'
             )
-        return self.event + self._span(ttl, self._unit), None
+        return self.event + self._span(ttl, self.unit), None
 
     def _span(self, ttl: TTL, unit: Unit) -> int:
         return span(ttl.after, unit, f"step {self._step!r}, ttl")
