@@ -54,6 +54,15 @@ class WithTime:
 
 
 @dataclass(frozen=True)
+class MapAsync:
+    """A function over the rows, several at a time; what comes of them keeps their order."""
+
+    f: Callable[[Any], Any]
+    workers: int
+    on_error: OnError
+
+
+@dataclass(frozen=True)
 class Branch:
     """Each row goes to the first predicate it meets; `Pick` takes one branch's rows from here."""
 
@@ -124,6 +133,7 @@ Op = (
     | FlatMap
     | Inspect
     | WithTime
+    | MapAsync
     | Branch
     | Pick
     | Union
@@ -137,7 +147,7 @@ Op = (
 )
 
 # Behind these a function of the user's may change a row in place; some hand on the very rows they were given.
-MAY_CHANGE = (Map, Filter, FlatMap, Inspect, WithTime, Branch, Keep, Union, Judge, Side)
+MAY_CHANGE = (Map, Filter, FlatMap, Inspect, WithTime, MapAsync, Branch, Keep, Union, Judge, Side)
 
 
 @dataclass(frozen=True)
@@ -276,7 +286,7 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
 def _check_letters(app: str, behind: list[Node]) -> None:
     """A dead letter that fails cannot become one again: it would go round for ever, or be lost on its way back."""
     for node in behind:
-        policy = node.op.step.on_error if isinstance(node.op, Keep) else node.on_error
+        policy = node.op.step.on_error if isinstance(node.op, Keep) else getattr(node.op, "on_error", node.on_error)
         if (policy.then if isinstance(policy, Retry) else policy) == "dead-letter":
             raise InvalidUse(
                 f'app {app!r}: what stands behind app.dead_letters cannot have on_error="dead-letter". Say '

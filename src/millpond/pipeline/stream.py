@@ -95,6 +95,26 @@ class Stream(Generic[R]):
         """
         return Stream(self._graph, self._same(g.WithTime(_function(f, "with_time"))))
 
+    def map_async(self, f: Callable[[R], Any], workers: int = 8, *, on_error: OnError | None = None) -> Stream[Any]:
+        """As `map`, for a function that waits: for a service, a disk. It runs over `workers` rows at a time.
+
+        `f` is a coroutine function, or a plain one that several threads may call at once. What it makes of the rows
+        goes on in their order. A row that fails is tried again, skipped or kept as `on_error` says; rows in hand go on
+        while one of them pauses.
+
+        >>> import millpond as mp
+        >>> async def priced(order):
+        ...     return {**order, "price": 3}
+        >>> app = mp.App("a")
+        >>> orders = app.stream("orders", mp.sources.rows([])).map_async(priced, workers=32)
+        >>> out = orders.to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("orders", [{"id": 1}, {"id": 2}])
+        ...     driver.output("out")
+        [{'id': 1, 'price': 3}, {'id': 2, 'price': 3}]
+        """
+        return Stream(self._graph, self._same(_concurrent(f, workers, on_error, self._node)))
+
     @property
     def on_time(self) -> Self:
         """The rows that are not older than the watermark with which their batch began.
@@ -241,6 +261,16 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").with_time(lambda row: 1)
         """
         return KeyedStream(self._graph, self._same(g.WithTime(_function(f, "with_time"))))
+
+    def map_async(
+        self, f: Callable[[R], Any], workers: int = 8, *, on_error: OnError | None = None
+    ) -> KeyedStream[K, Any]:
+        """As `map`, for a function that waits: it runs over `workers` rows at a time, and rows keep their key.
+
+        >>> import millpond as mp
+        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").map_async(lambda row: row)
+        """
+        return KeyedStream(self._graph, self._same(_concurrent(f, workers, on_error, self._node)))
 
     def branch(self, **predicates: Callable[[R], Any]) -> dict[str, Stream[R]]:
         """Part the stream; the rows of every part keep their key.
@@ -615,6 +645,13 @@ class JoinedStream(KeyedStream[K, R], Generic[K, R]):
 
 
 _CLASS = type
+
+
+def _concurrent(f: Any, workers: Any, on_error: Any, node: g.Node) -> g.MapAsync:
+    if type(workers) is not int or workers < 1:
+        raise InvalidUse(f"map_async(workers): expected a whole number of 1 or more, got {workers!r}")
+    policy: OnError = node.on_error if on_error is None else checked(on_error, "map_async(on_error)")
+    return g.MapAsync(_function(f, "map_async"), workers, policy)
 
 
 def _function(f: Any, where: str) -> Any:

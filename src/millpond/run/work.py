@@ -18,12 +18,13 @@ from millpond.log.segment import Origin, pack_outputs
 from millpond.pipeline import graph as g
 from millpond.replica import View
 from millpond.rows import Rows, pack_rows, shaped
+from millpond.run.concurrent import mapped
 from millpond.run.context import Context, Made, Piece
 from millpond.run.keying import Failed, keyed, parted
 from millpond.run.timestamps import Reader
 from millpond.run.watermarks import Mark, at_end, incoming, marks
 from millpond.steps.base import Running, Turn
-from millpond.steps.failure import BadInput, Failures, is_needed_again, own_copy
+from millpond.steps.failure import BadInput, Failures, OnError, is_needed_again, own_copy
 from millpond.timing import Times, Unit, as_time, span, ticks, unit_of
 
 
@@ -79,6 +80,9 @@ class Work:
                 self._exchange(node, rows)
             else:
                 self.leave(node.id, rows)
+        elif isinstance(op, g.MapAsync):
+            failed = self._failed(node, "map_async", rows, op.on_error)
+            self.leave(node.id, mapped(op, rows, self.failures.clock, failed))
         elif isinstance(op, g.Judge):
             self.leave(node.id, self._judged(node, op, rows))
         elif isinstance(op, g.Branch):
@@ -96,12 +100,13 @@ class Work:
         chosen = np.flatnonzero(late if op.late else ~late)
         return rows if len(chosen) == len(rows) else rows.pick(chosen.tolist())
 
-    def _failed(self, node: g.Node, step: str, rows: Rows) -> Failed:
+    def _failed(self, node: g.Node, step: str, rows: Rows, policy: OnError | None = None) -> Failed:
         def failed(i: int, row: Any, error: Exception, again: Callable[[], None] | None = None) -> None:
             if isinstance(error, LookupError) and type(error) is LookupError:
                 error = BadInput(str(error))
             key = None if rows.keys is None else rows.keys.of(i)
-            self.failures.row(node.on_error, step, error, key=key, row=row, order=rows.order[i], again=again)
+            on_error = policy or node.on_error
+            self.failures.row(on_error, step, error, key=key, row=row, order=rows.order[i], again=again)
 
         return failed
 

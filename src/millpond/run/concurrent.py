@@ -1,0 +1,140 @@
+"""`map_async`: a function over rows, several at a time; what comes of them is in the order of the rows."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from millpond.clock import Clock
+from millpond.pipeline.graph import MapAsync
+from millpond.rows import Rows
+from millpond.run.keying import Failed
+from millpond.steps.failure import Retry, is_needed_again, own_copy
+
+
+@dataclass
+class Raised:
+    """What a function raised in the end, after all attempts that it had."""
+
+    error: Exception
+
+
+def mapped(op: MapAsync, rows: Rows, clock: Clock, failed: Failed) -> Rows:
+    """The rows as the function has made them; those that failed are told and left out.
+
+    Each worker pauses by itself before it tries again, so a row that waits holds up nobody else. Where one
+    failure ends the batch, no more rows are begun after it.
+    """
+    rows = rows.as_objects()
+    outcomes = _Outcomes(op, rows.data, clock).all()
+    good: list[int] = []
+    data: list[Any] = []
+    for i, outcome in enumerate(outcomes):
+        if isinstance(outcome, Raised):
+            failed(i, rows.data[i], outcome.error)
+        else:
+            good.append(i)
+            data.append(outcome)
+    kept = rows if len(good) == len(rows) else rows.pick(good)
+    return kept.with_data(data)
+
+
+class _Outcomes:
+    """Workers take rows from one list, in its order, and note what came of each."""
+
+    def __init__(self, op: MapAsync, rows: list[Any], clock: Clock) -> None:
+        self._f, self._rows, self._clock = op.f, rows, clock
+        policy = op.on_error
+        self._workers = max(1, min(op.workers, len(rows)))
+        self._pauses = [policy.backoff * 2**n for n in range(policy.times)] if isinstance(policy, Retry) else []
+        self._stops = (policy.then if isinstance(policy, Retry) else policy) == "stop"
+        self._is_kept = is_needed_again(policy)
+        self._left = iter(range(len(rows)))
+        self._found: list[Any] = [None] * len(rows)
+        self._over = False
+
+    def all(self) -> list[Any]:
+        # A loop of our own in a thread of its own: there may be one at work already, as in a notebook.
+        if is_async(self._f):
+            run_in_thread(self._gather())
+        else:
+            with ThreadPoolExecutor(self._workers, thread_name_prefix="map_async") as pool:
+                for done in [pool.submit(self._work) for _ in range(self._workers)]:
+                    done.result()
+        return self._found
+
+    def _given(self, i: int) -> Any:
+        return own_copy(self._rows[i]) if self._is_kept else self._rows[i]
+
+    def _raised(self, i: int, error: Exception) -> None:
+        self._found[i] = Raised(error)
+        self._over = self._over or self._stops
+
+    def _work(self) -> None:
+        for i in self._left:
+            if self._over:
+                return
+            for pause in (*self._pauses, None):
+                try:
+                    self._found[i] = answer(self._f, self._given(i))
+                    break
+                except Exception as error:
+                    if pause is None:
+                        self._raised(i, error)
+                    else:
+                        self._clock.sleep(pause)
+
+    async def _gather(self) -> None:
+        await asyncio.gather(*(self._work_async() for _ in range(self._workers)))
+
+    async def _work_async(self) -> None:
+        for i in self._left:
+            if self._over:
+                return
+            for pause in (*self._pauses, None):
+                try:
+                    self._found[i] = await self._f(self._given(i))
+                    break
+                except Exception as error:
+                    if pause is None:
+                        self._raised(i, error)
+                    else:
+                        await asyncio.to_thread(self._clock.sleep, pause)
+
+
+def is_async(f: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(f) or inspect.iscoroutinefunction(getattr(f, "__call__", None))  # noqa: B004
+
+
+def answer(f: Callable[..., Any], *given: Any) -> Any:
+    """What a function returns, also if it hands out a coroutine that is still to be run."""
+    found = f(*given)
+    return run_in_thread(found) if inspect.iscoroutine(found) else found
+
+
+def run_in_thread(coroutine: Awaitable[Any]) -> Any:
+    """Run a coroutine to its end, whatever loop is at work in this thread."""
+    found: list[Any] = []
+
+    async def run() -> None:
+        found.append(await coroutine)
+
+    trouble: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            trouble.append(error)
+
+    thread = threading.Thread(target=work, name="map_async", daemon=True)
+    thread.start()
+    thread.join()
+    if trouble:
+        raise trouble[0]
+    return found[0]
