@@ -153,7 +153,8 @@ class Sink(Protocol):
     `deliver` is called with the outputs of one partition and batch, in order, at least once, and
     never before they are committed. A second call with the same delivery has the same rows: the sink
     must see to it that they count once, by the delivery's id. It raises `Unavailable` to be asked again
-    later. `where` says who calls it: the driver, the workers, or, with a DataFrame, the Spark session.
+    later. `where` says who calls it: the driver, the workers, or, with a DataFrame, the Spark session; nobody
+    calls one that is "nowhere".
 
     >>> import millpond as mp
     >>> class Latest:
@@ -169,7 +170,7 @@ class Sink(Protocol):
     """
 
     @property
-    def where(self) -> Literal["driver", "workers", "session"]:
+    def where(self) -> Literal["driver", "workers", "session", "nowhere"]:
         """Who calls `deliver`."""
         ...
 

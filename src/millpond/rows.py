@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from millpond.codec import Codec, copy_value, decode_key
+from millpond.codec import Codec, copy_value, decode_keys
 from millpond.flow import JsonLines
 from millpond.timing import Times
 
@@ -30,23 +30,31 @@ _json = msgspec.json.Decoder()
 class Keys:
     """The keys of some rows: each distinct one once, encoded and as the user knows it, and an index per row."""
 
-    __slots__ = ("_objects", "encoded", "index")
+    __slots__ = ("_index", "_objects", "array", "encoded")
 
     def __init__(self, encoded: list[bytes], index: Numbers, objects: list[Any] | None = None) -> None:
-        self.encoded, self.index, self._objects = encoded, index, objects
+        self.encoded, self._objects = encoded, objects
+        self.array = np.asarray(index, dtype=np.int64)  # per row, which of the keys is its own
+        self._index: list[int] | None = None
+
+    @property
+    def index(self) -> list[int]:
+        """The same as a list, which a loop is faster over."""
+        if self._index is None:
+            self._index = self.array.tolist()
+        return self._index
 
     @property
     def objects(self) -> list[Any]:
         if self._objects is None:
-            self._objects = [decode_key(key) for key in self.encoded]
+            self._objects = decode_keys(self.encoded)
         return self._objects
 
     def of(self, row: int) -> Any:
-        return self.objects[self.index[row]]
+        return self.objects[self.array[row]]
 
     def pick(self, rows: Sequence[int]) -> Keys:
-        index = self.index
-        return Keys(self.encoded, [index[i] for i in rows], self._objects)
+        return Keys(self.encoded, self.array[np.asarray(rows, dtype=np.int64)], self._objects)
 
 
 class Rows:
@@ -163,7 +171,7 @@ def pack_rows(rows: Rows, codec: Codec) -> Blob:
         data = b"\n".join(rows.data)
     else:
         data = codec.encode_lines(rows.data)
-    index = np.asarray(rows.keys.index, dtype=np.int64)
+    index = rows.keys.array
     used = np.flatnonzero(np.bincount(index, minlength=len(rows.keys.encoded)))
     keys = [rows.keys.encoded[i] for i in used.tolist()]
     place = np.zeros(len(rows.keys.encoded), dtype=np.int32)
@@ -185,7 +193,11 @@ def pack_rows(rows: Rows, codec: Codec) -> Blob:
 
 def unpack_rows(blob: Blob, codec: Codec) -> Rows:
     """The rows of a blob; nothing else shares them."""
-    form, data, keys, index, order, times = _unpack(blob)
+    return _rows(_unpack(blob), codec)
+
+
+def _rows(parts: Any, codec: Codec) -> Rows:
+    form, data, keys, index, order, times = parts
     if form == "arrow":
         data = pa.ipc.open_stream(data).read_all()
     elif form == "json":
@@ -197,7 +209,7 @@ def unpack_rows(blob: Blob, codec: Codec) -> Rows:
         np.frombuffer(order, np.int64),
         form=form,
         times=None if times is None else Times(np.frombuffer(times[1], np.int64), times[0]),
-        keys=Keys(keys.split(b"\n"), np.frombuffer(index, np.int32).tolist()),
+        keys=Keys(keys.split(b"\n"), np.frombuffer(index, np.int32)),
     )
 
 
@@ -207,12 +219,13 @@ def in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
     Blobs that lie in that order, as most do, are unpacked one by one. They do not where rows come from several
     partitions of an earlier stage, or have taken the ways of a branch and met again.
     """
-    orders = [np.frombuffer(_unpack(blob)[4], np.int64) for blob in blobs]
+    unpacked = [_unpack(blob) for blob in blobs]
+    orders = [np.frombuffer(parts[4], np.int64) for parts in unpacked]
     ordered = all((np.diff(order) >= 0).all() for order in orders)
     if ordered and all(one[-1] <= other[0] for one, other in pairwise(orders)):
-        yield from (unpack_rows(blob, codec) for blob in blobs)
+        yield from (_rows(one, codec) for one in unpacked)
         return
-    parts = [unpack_rows(blob, codec) for blob in blobs]
+    parts = [_rows(one, codec) for one in unpacked]
     if len({None if part.times is None else part.times.unit for part in parts}) > 1:  # as a union may bring them
         yield from parts
     else:
@@ -221,16 +234,16 @@ def in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
 
 def _merged(parts: list[Rows]) -> Rows:
     place: dict[bytes, int] = {}  # key → its place among the distinct ones
-    index: list[int] = []
+    index: list[Any] = []
     for part in parts:
         assert part.keys is not None
         places = [place.setdefault(key, len(place)) for key in part.keys.encoded]
-        index.extend(places[i] for i in part.keys.index)
+        index.append(np.asarray(places, dtype=np.int64)[part.keys.array])
     timed = [part.times for part in parts if part.times is not None]
     together = Rows(
         [row for part in parts for row in part.objects()],
         np.concatenate([np.asarray(part.order, dtype=np.int64) for part in parts]),
         times=Times(np.concatenate([times.values for times in timed]), timed[0].unit) if timed else None,
-        keys=Keys(list(place), index),
+        keys=Keys(list(place), np.concatenate(index)),
     )
     return together.pick(np.argsort(np.asarray(together.order), kind="stable").tolist())

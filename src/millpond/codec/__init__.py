@@ -11,7 +11,7 @@ refusal, where    what cannot be stored, and where inside a value it stands
 from __future__ import annotations
 
 from millpond.codec.copies import IMMUTABLE, copy_value
-from millpond.codec.keys import decode_key, encode_key, encode_keys, partition_of, partitions_of
+from millpond.codec.keys import decode_key, decode_keys, encode_key, encode_keys, partition_of, partitions_of
 from millpond.codec.refusal import NotEncodable
 from millpond.codec.values import Codec
 
@@ -21,6 +21,7 @@ __all__ = [
     "NotEncodable",
     "copy_value",
     "decode_key",
+    "decode_keys",
     "encode_key",
     "encode_keys",
     "partition_of",

@@ -57,6 +57,24 @@ def decode_key(encoded: bytes) -> Any:
         ) from error
 
 
+def decode_keys(encoded: Sequence[bytes]) -> list[Any]:
+    """`decode_key` of many keys; fast where all are text or numbers.
+
+    >>> from millpond.codec import decode_keys
+    >>> decode_keys([b'"a"', b"1"])
+    ['a', 1]
+    """
+    text = b"\n".join(encoded)
+    if b"{" not in text:
+        try:
+            found = _DECODER.decode_lines(text)
+            if len(found) == len(encoded) and _PLAIN.issuperset(map(type, found)):
+                return found
+        except Exception:
+            pass  # which one it is, and what is wrong with it, is told below
+    return [decode_key(key) for key in encoded]
+
+
 def encode_keys(keys: Sequence[Any]) -> list[bytes]:
     """`encode_key` of many keys; fast where all are text, whole numbers or flat tuples of them.
 

@@ -17,10 +17,10 @@ LONG = 1  # the value holds the whole key and cell
 DUE = 2  # the value holds an event time
 WALL = 4  # the value holds a time of the clock
 
-_head = Struct("<IB")
+HEAD = Struct("<IB")
 _sizes = Struct("<II")
 _due = Struct("<q")
-_KEY_ROOM, _CELL_ROOM, _KEPT = 240, 240, 200
+KEY_ROOM, _CELL_ROOM, _KEPT = 240, 240, 200
 
 
 class Damaged(Exception):
@@ -35,9 +35,9 @@ def _fit(part: bytes, room: int) -> bytes:
 
 def place(key: bytes, cell: bytes = b"") -> bytes:
     """Where a cell lies in the store."""
-    if len(key) + len(cell) < _KEY_ROOM:
+    if len(key) + len(cell) < KEY_ROOM:
         return key + b"\x00" + cell
-    return _fit(key, _KEY_ROOM) + b"\x00" + _fit(cell, _CELL_ROOM)
+    return _fit(key, KEY_ROOM) + b"\x00" + _fit(cell, _CELL_ROOM)
 
 
 def prefix(key: bytes, cell: bytes = b"") -> bytes:
@@ -45,7 +45,7 @@ def prefix(key: bytes, cell: bytes = b"") -> bytes:
 
     Where `cell` is longer than what is kept of a long one, other cells may begin so too.
     """
-    return _fit(key, _KEY_ROOM) + b"\x00" + cell[:_KEPT]
+    return _fit(key, KEY_ROOM) + b"\x00" + cell[:_KEPT]
 
 
 def pack(at: bytes, key: bytes, cell: bytes, value: bytes, due: int | None = None, wall: int | None = None) -> bytes:
@@ -55,16 +55,16 @@ def pack(at: bytes, key: bytes, cell: bytes, value: bytes, due: int | None = Non
         flags, value = WALL, _due.pack(wall) + value
     if due is not None:
         flags, value = flags | DUE, _due.pack(due) + value
-    if len(key) + len(cell) >= _KEY_ROOM:
+    if len(key) + len(cell) >= KEY_ROOM:
         flags, value = flags | LONG, _sizes.pack(len(key), len(cell)) + key + cell + value
-    return _head.pack(crc32(value, crc32(at, flags)), flags) + value
+    return HEAD.pack(crc32(value, crc32(at, flags)), flags) + value
 
 
 def unpack(at: bytes, data: bytes) -> bytes:
     """The value in the bytes that lie at `at`, or `Damaged`."""
     if len(data) < 5:
         raise Damaged(f"a value of {len(data)} bytes")
-    check, flags = _head.unpack_from(data)
+    check, flags = HEAD.unpack_from(data)
     value = data[5:]
     if crc32(value, crc32(at, flags)) != check:
         raise Damaged(f"checksum of {at[:80]!r}")

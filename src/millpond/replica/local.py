@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 import lmdb
 import msgspec
@@ -26,7 +27,7 @@ import msgspec
 from millpond.errors import Unavailable
 from millpond.log.segment import Change
 from millpond.replica import home
-from millpond.replica.cells import Damaged, by_time, pack, place, times, unpack
+from millpond.replica.cells import HEAD, KEY_ROOM, Damaged, by_time, pack, place, times, unpack
 from millpond.replica.view import CELLS, DUE, WALL, View
 
 MAP_SIZE = 1 << 40  # address space, not memory: the file is sparse and grows with the data
@@ -201,12 +202,16 @@ def _meta(txn: Any) -> _Meta:
 
 def _put(txn: Any, database: Any, changes: Sequence[Change]) -> None:
     puts: list[tuple[bytes, bytes]] = []
+    keep, head = puts.append, HEAD.pack
     for key, cell, value, _, _ in changes:
-        at = place(key, cell)
         if value is None:
-            txn.delete(at, db=database)
+            txn.delete(place(key, cell), db=database)
+        elif len(key) + len(cell) < KEY_ROOM:  # `pack`, spelled out: the calls would be most of the work
+            at = key + b"\x00" + cell
+            keep((at, head(crc32(value, crc32(at)), 0) + value))
         else:
-            puts.append((at, pack(at, key, cell, value)))
+            at = place(key, cell)
+            keep((at, pack(at, key, cell, value)))
     with txn.cursor(db=database) as cursor:
         cursor.putmulti(puts)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+from zlib import crc32
 
-from millpond.replica.cells import Damaged, address, of_time, place, prefix, times, unpack
+from millpond.replica.cells import HEAD, KEY_ROOM, Damaged, address, of_time, place, prefix, times, unpack
 
+_NUL = b"\x00"
 CELLS, DUE, WALL = "step:", "due:", "wall:"  # how the names of a store's databases begin; the step's follows
 
 
@@ -45,16 +47,27 @@ class View:
         database = self._databases.get(step)
         if database is None:
             return [None] * len(keys)
+        return self._values(database, [key + _NUL if len(key) < KEY_ROOM else place(key) for key in keys])
+
+    def _values(self, database: Any, places: list[bytes]) -> list[bytes | None]:
         get, cursor = self._txn.get, self._txn.cursor(db=database)
         found: list[bytes | None] = []
-        for key in keys:
-            at = place(key)
-            data = get(at, db=database)
+        keep, head = found.append, HEAD.unpack_from
+        for at in places:
+            data = get(at, None, database)
             if data is None:
                 self._truly_absent(cursor, at)
-                found.append(None)
-            else:
-                found.append(unpack(at, data))
+                keep(None)
+                continue
+            # `unpack`, spelled out for a value that has no flags: the calls would be most of the work.
+            check, flags = head(data)
+            if flags:
+                keep(unpack(at, data))
+                continue
+            value = data[5:]
+            if crc32(value, crc32(at)) != check:
+                raise Damaged(f"checksum of {at[:80]!r}")
+            keep(value)
         return found
 
     def get_cells(self, step: str, keys: Sequence[bytes], cells: Sequence[bytes]) -> list[bytes | None]:
@@ -62,16 +75,7 @@ class View:
         database = self._databases.get(step)
         if database is None:
             return [None] * len(keys)
-        get, cursor = self._txn.get, self._txn.cursor(db=database)
-        found: list[bytes | None] = []
-        for at in map(place, keys, cells):
-            data = get(at, db=database)
-            if data is None:
-                self._truly_absent(cursor, at)
-                found.append(None)
-            else:
-                found.append(unpack(at, data))
-        return found
+        return self._values(database, list(map(place, keys, cells)))
 
     def entry(self, step: str, key: bytes, cell: bytes = b"") -> Entry | None:
         """A cell and its times; nothing if there is none."""
@@ -138,6 +142,10 @@ class View:
         if at < place(key, first) or not at.startswith(prefix(key)):
             return None
         return Entry(*address(at, data), value, *times(data))
+
+    def has_times(self, step: str) -> bool:
+        """Whether a cell of the step has ever had a time."""
+        return DUE + step in self._by_time
 
     def due(self, step: str, upto: int, *, wall: bool = False) -> Iterator[Entry]:
         """The cells whose time has come by `upto`, in the order of these times."""

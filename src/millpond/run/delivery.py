@@ -130,7 +130,7 @@ class Courier:
             if self.delivered.get(name, -1) >= record.number:
                 continue
             for_sink = parcels(record, name)
-            if for_sink:
+            if for_sink and sink.where != "nowhere":
                 self._patiently(name, sink, for_sink)
             self.delivered[name] = record.number
 

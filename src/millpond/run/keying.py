@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.codec import encode_key, encode_keys, partitions_of
-from millpond.pipeline.graph import Key
 from millpond.pipeline.fields import read_field
+from millpond.pipeline.graph import Key
 from millpond.rows import Keys, Rows
 
 
@@ -86,7 +86,7 @@ def _of_columns(table: pa.Table, fields: list[str]) -> Keys | None:
         return None
     found = column.dictionary_encode()
     values = found.dictionary.to_pylist()
-    return Keys(encode_keys(values), found.indices.to_numpy().tolist(), values)
+    return Keys(encode_keys(values), found.indices.to_numpy(), values)
 
 
 _readers: dict[tuple[str, ...], msgspec.json.Decoder[Any]] = {}
@@ -126,7 +126,7 @@ def parted(rows: Rows, partitions: int) -> dict[int, Rows]:
     owner = partitions_of(rows.keys.encoded, partitions)
     if len(owner) == 0:
         return {}
-    index, order = np.asarray(rows.keys.index, dtype=np.int64), np.asarray(rows.order, dtype=np.int64)
+    index, order = rows.keys.array, np.asarray(rows.order, dtype=np.int64)
     per_row = np.asarray(owner)[index]
     found: dict[int, Rows] = {}
     for partition in range(partitions):

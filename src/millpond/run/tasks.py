@@ -269,6 +269,8 @@ def _due_next(
         op = program.nodes[node].op
         assert isinstance(op, Keep)
         changes = changed.get(op.step.name, [])
+        if not view.has_times(op.step.name) and not any(c[3] is not None or c[4] is not None for c in changes):
+            continue
         touched = {(change.key, change.cell) for change in changes}
         event = [change.due for change in changes if change.due is not None and change.value is not None]
         wall = [change.wall for change in changes if change.wall is not None and change.value is not None]

@@ -12,11 +12,12 @@ from typing import Any, Literal
 from millpond.flow import Delivery
 from millpond.sinks.console import ConsoleSink
 from millpond.sinks.dataframe import DataFrameSink
+from millpond.sinks.discard import DiscardSink
 from millpond.sinks.files import FileSink, Format
 from millpond.sinks.function import FunctionSink
 from millpond.sinks.memory import MemorySink
 
-__all__ = ["console", "dataframe", "files", "function", "memory"]
+__all__ = ["console", "dataframe", "discard", "files", "function", "memory"]
 
 
 def console() -> ConsoleSink:
@@ -28,6 +29,16 @@ def console() -> ConsoleSink:
     totals: {"customer": "a", "total": 3}
     """
     return ConsoleSink()
+
+
+def discard() -> DiscardSink:
+    """Take rows nowhere: they are in the log with the batch that made them, and nobody reads them from there.
+
+    >>> from millpond import sinks
+    >>> sinks.discard()
+    discard()
+    """
+    return DiscardSink()
 
 
 def memory() -> MemorySink:

@@ -16,7 +16,7 @@ class DataFrameSink:
         if not callable(f):
             raise InvalidUse(f"sinks.dataframe: expected a function of a DataFrame and a delivery, got {f!r}")
         self.f, self.schema = f, schema
-        self.where: Literal["driver", "workers", "session"] = "session"
+        self.where: Literal["driver", "workers", "session", "nowhere"] = "session"
 
     def deliver(self, rows: list[Any], delivery: Delivery) -> None:
         raise InvalidUse("sinks.dataframe needs Spark: run the app with app.run()")

@@ -32,13 +32,12 @@ class StatefulMap:
         assert keys is not None
         before = self._values.load(keys.encoded)
         states = list(before)
-        outputs: list[Any] = []
-        came: list[int] = []
+        outputs: list[Any] = []  # one for every row, None where there is none
         objects, names = rows.objects(), keys.objects
         f, first, pack, decode = self._f, self._first, self._values.pack, self._turn.codec.decode
-        emit, cause = outputs.append, came.append
+        emit = outputs.append
 
-        def once(i: int, k: int, row: Any) -> None:
+        def once(k: int, row: Any) -> None:
             old = states[k]
             if old.__class__ is Packed:
                 state = decode(old.data)
@@ -54,31 +53,28 @@ class StatefulMap:
                 states[k] = ABSENT if old is ABSENT else DROPPED
             else:
                 states[k] = pack(new, old)
-            if output is not None:
-                emit(output)
-                cause(i)
+            emit(output)
 
         # The loop spells `once` out for the common case, a state that cannot be changed in place:
         # the call would be a third of the work.
         given = [own_copy(row) for row in objects] if is_needed_again(self._step.on_error) else objects
-        left = zip(range(len(objects)), keys.index, given, strict=True)
+        left = zip(keys.index, given, strict=True)
         while True:
             try:
-                for i, k, row in left:
+                for k, row in left:
                     old = states[k]
-                    if old.__class__ not in IMMUTABLE:
-                        once(i, k, row)
-                        continue
-                    output, new = f(names[k], row, old)
-                    if new.__class__ in EASY:
-                        states[k] = new
-                    else:
-                        states[k] = DROPPED if new is None else pack(new, old)
-                    if output is not None:
+                    if old.__class__ in IMMUTABLE:
+                        output, new = f(names[k], row, old)
+                        if new.__class__ in EASY:
+                            states[k] = new
+                        else:
+                            states[k] = DROPPED if new is None else pack(new, old)
                         emit(output)
-                        cause(i)
+                    else:
+                        once(k, row)
                 break
             except Exception as error:
+                i = len(outputs)
                 self._turn.failures.row(
                     self._step.on_error,
                     self._step.name,
@@ -86,14 +82,17 @@ class StatefulMap:
                     key=names[k],
                     row=objects[i],
                     order=rows.order[i],
-                    again=lambda i=i, k=k: once(i, k, own_copy(objects[i])),  # type: ignore[misc]
+                    again=lambda i=i, k=k: once(k, own_copy(objects[i])),  # type: ignore[misc]
                 )
+                if len(outputs) == i:
+                    emit(None)
         self._values.save(keys.encoded, before, states)
+        came = [i for i, output in enumerate(outputs) if output is not None]
         if len(came) == len(objects):  # one output per row, as most functions have it
             return rows.with_data(outputs)
         found = Outputs(rows)
-        for i, output in zip(came, outputs, strict=True):
-            found.add(i, output)
+        for i in came:
+            found.add(i, outputs[i])
         return found.rows()
 
     def _first(self) -> Any:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, time
-from operator import itemgetter
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 from millpond.codec import IMMUTABLE, Codec
@@ -32,9 +33,8 @@ class _Absent:
 
 
 ABSENT, DROPPED = _Absent(), _Absent()
+_SPECIAL = frozenset({Packed, _Absent})
 
-
-_first = itemgetter(0)
 
 # Immutable, and sure to be encoded later; text may hold a lone surrogate, and a time a zone of its own making.
 EASY = IMMUTABLE - {type(None), str, datetime, time}
@@ -50,16 +50,25 @@ class Values:
 
     def load(self, keys: Sequence[bytes]) -> list[Any]:
         """The value of each key: an immutable one, `Packed`, ABSENT or DROPPED."""
-        held, decode = self._held, self._codec.decode
+        held = self._held
         fresh = [key for key in keys if key not in held] if held else keys
-        for key, data in zip(fresh, self._view.get_many(self._step, fresh), strict=True):
+        found: list[Any] = self._view.get_many(self._step, fresh)
+        simple: list[int] = []
+        for i, data in enumerate(found):
             if data is None:
-                held[key] = ABSENT
+                found[i] = ABSENT
             elif data[0] in b'{["n':  # a container or a text, which is decoded when it is asked for
-                held[key] = Packed(data)
+                found[i] = Packed(data)
             else:
-                held[key] = decode(data)
-        return [held[key] for key in keys]
+                simple.append(i)
+        values = self._codec.decode_lines(b"\n".join([found[i] for i in simple])) if simple else ()
+        if len(simple) == len(fresh) == len(keys):
+            found = list(values)
+        else:
+            for i, value in zip(simple, values, strict=True):
+                found[i] = value
+        held.update(zip(fresh, found, strict=True))
+        return found if fresh is keys else [held[key] for key in keys]
 
     def save(self, keys: Sequence[bytes], before: Sequence[Any], after: Sequence[Any]) -> None:
         """Keep the values that are not those that were loaded."""
@@ -77,17 +86,26 @@ class Values:
 
     def changes(self) -> list[Change]:
         """What this batch has changed, sorted."""
-        pairs = sorted(self._changed.items(), key=_first)
-        plain = [value for _, value in pairs if value.__class__ is not Packed and value.__class__ is not _Absent]
-        encoded = iter(self._codec.encode_many(plain))
-        return [
-            Change(
-                key,
-                b"",
-                value.data if value.__class__ is Packed else None if value.__class__ is _Absent else next(encoded),
-            )
-            for key, value in pairs
-        ]
+        changed = self._changed
+        keys = sorted(changed)
+        values = [changed[key] for key in keys]
+        if _SPECIAL.isdisjoint(map(type, values)):
+            texts: list[bytes | None] = [*self._codec.encode_many(values)]
+        else:
+            encoded = iter(self._codec.encode_many([value for value in values if type(value) not in _SPECIAL]))
+            texts = [
+                value.data if type(value) is Packed else None if type(value) is _Absent else next(encoded)
+                for value in values
+            ]
+        return all_changes(keys, texts)
+
+
+def all_changes(keys: Sequence[bytes], values: Sequence[bytes | None]) -> list[Change]:
+    """Changes of the one cell of many keys, made without a call for each."""
+    return list(map(_make_change, zip(keys, repeat(b""), values, repeat(None), repeat(None), strict=False)))
+
+
+_make_change = partial(tuple.__new__, Change)
 
 
 def is_easy(value: Any) -> bool:

@@ -76,7 +76,7 @@ class _Taken:
     """A sink that outlives crashes and holds each delivery once, as a transactional one would."""
 
     def __init__(self, real: Sink | None, orders: Callable[[Delivery], list[int]]) -> None:
-        self.where: Literal["driver", "workers", "session"] = "driver"
+        self.where: Literal["driver", "workers", "session", "nowhere"] = "driver"
         self.real = real
         self.only: int | None = None
         self._orders = orders

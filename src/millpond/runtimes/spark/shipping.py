@@ -28,7 +28,7 @@ from millpond.pipeline.graph import Deliver, Program, Read
 class Elsewhere:
     """Stands in for a sink that no worker calls."""
 
-    where: Literal["driver", "workers", "session"]
+    where: Literal["driver", "workers", "session", "nowhere"]
 
     def deliver(self, rows: list[Any], delivery: Delivery) -> None:
         raise AssertionError("this sink is not called in a worker")
