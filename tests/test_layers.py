@@ -21,6 +21,7 @@ FLOORS = [
     ("log",),
     ("replica",),
     ("aggregations",),
+    ("windows",),
     ("steps",),
     ("pipeline",),
     ("run",),

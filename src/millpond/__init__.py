@@ -26,15 +26,29 @@ from millpond.app import App, open
 from millpond.flow import BadRow, Chunk, Delivery, JsonLines, Limit, Sink, Source, Split
 from millpond.pipeline.fields import epoch_ms, epoch_s
 from millpond.pipeline.stream import KeyedStream, Stream
+from millpond.pipeline.windowed import WindowedStream
 from millpond.steps.failure import retry
 from millpond.steps.state import State, StateList, StateMap
 from millpond.steps.timers import Timer, Timers
 from millpond.steps.ttl import ttl
 from millpond.view import Moment, StateView
+from millpond.windows import triggers
+from millpond.windows.kinds import (
+    NO_GRACE,
+    count_hopping,
+    count_sliding,
+    count_tumbling,
+    global_window,
+    hopping,
+    session,
+    sliding,
+    tumbling,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "NO_GRACE",
     "Aggregation",
     "App",
     "BadRow",
@@ -54,16 +68,22 @@ __all__ = [
     "Stream",
     "Timer",
     "Timers",
+    "WindowedStream",
     "aggregation",
     "approx_distinct",
     "collect",
     "count",
+    "count_hopping",
+    "count_sliding",
+    "count_tumbling",
     "distinct",
     "earliest",
     "epoch_ms",
     "epoch_s",
     "errors",
     "first",
+    "global_window",
+    "hopping",
     "last",
     "latest",
     "max",
@@ -72,10 +92,14 @@ __all__ = [
     "open",
     "quantile",
     "retry",
+    "session",
     "sinks",
+    "sliding",
     "sources",
     "sum",
     "testing",
     "top",
+    "triggers",
     "ttl",
+    "tumbling",
 ]

@@ -27,6 +27,7 @@ from millpond.steps.base import Step
 from millpond.steps.entries import MORTAL, is_state, living
 from millpond.steps.join_buffer import JOINS, shown
 from millpond.steps.state import assemble
+from millpond.steps.window_view import open_windows
 from millpond.storage import Storage
 
 Cells = list[tuple[bytes, bytes]]
@@ -106,7 +107,11 @@ class StateView:
             )
         return info.kind
 
-    def _value(self, kind: str, cells: Cells) -> Any:
+    def _value(self, kind: str, key: Any, cells: Cells, record: Record) -> Any:
+        if kind == "window":
+            info = record.steps.get(self._name)
+            detail = info.detail if info is not None else self._step.detail if self._step is not None else {}
+            return open_windows(key, cells, self._codec, detail, self._step)
         if kind == "stateful_map":
             return self._codec.decode(cells[0][1])
         if kind == "aggregate":
@@ -176,7 +181,7 @@ class StateView:
             return sorted((cell, value) for _, cell, value in self._living(view, kind, record, encoded))
 
         cells = self._read(record, partition_of(encoded, record.partitions), use)
-        return self._value(kind, cells) if cells else default
+        return self._value(kind, key, cells, record) if cells else default
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Every key and its value, partition by partition.
@@ -192,7 +197,8 @@ class StateView:
         for partition in range(record.partitions):
             found = self._read(record, partition, lambda view: list(self._living(view, kind, record)))
             for key, cells in groupby(found, key=lambda cell: cell[0]):
-                yield decode_key(key), self._value(kind, sorted((cell, value) for _, cell, value in cells))
+                known = decode_key(key)
+                yield known, self._value(kind, known, sorted((cell, value) for _, cell, value in cells), record)
 
     def history(self, key: Any) -> Iterator[Moment]:
         """Every value that a key has had, batch by batch, oldest first; deletions too.
@@ -219,7 +225,7 @@ class StateView:
                     else:
                         held[change.cell] = change.value
             if changed:
-                value = self._value(kind, sorted(held.items())) if held else None
+                value = self._value(kind, key, sorted(held.items()), record) if held else None
                 yield Moment(record.number, as_datetime(record.time), value, deleted=not held)
 
     def at(self, batch: int) -> StateView:

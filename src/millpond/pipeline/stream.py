@@ -12,6 +12,7 @@ from millpond.flow import Sink
 from millpond.pipeline import graph as g
 from millpond.pipeline import joins
 from millpond.pipeline.fields import Field
+from millpond.pipeline.windowed import By, Fires, Panes, WindowedStream, window_options
 from millpond.steps.aggregate import Aggregate
 from millpond.steps.apply import Apply
 from millpond.steps.base import Step
@@ -24,12 +25,15 @@ from millpond.steps.process import Process, Processor, made
 from millpond.steps.state import State
 from millpond.steps.ttl import TTL, Lifetime, checked_ttl
 from millpond.timing import Duration, duration
-from millpond.windows.kinds import MISSING
+from millpond.windows.kinds import MISSING, Window
+from millpond.windows.triggers import Trigger, on_close
 
 R = TypeVar("R")
 K = TypeVar("K")
 Out = TypeVar("Out")
 S = TypeVar("S")
+
+_ON_CLOSE = on_close()
 
 
 class Stream(Generic[R]):
@@ -520,6 +524,33 @@ class KeyedStream(Stream[R], Generic[K, R]):
         joins.keyed_alike(where, self._node, other._node)
         found = self._step(begin, name, kind, options, type, on_error, other=other, holds=holds, how=options["how"])
         return JoinedStream(self._graph, found._node)
+
+    def window(
+        self,
+        name: str,
+        window: Window,
+        *,
+        grace: str | int | timedelta = MISSING,
+        trigger: Trigger = _ON_CLOSE,
+        panes: Panes = "accumulate",
+        fires: Fires = "this",
+        clock: By = "stream",
+        on_error: OnError | None = None,
+    ) -> WindowedStream[K, R]:
+        """Put the rows of each key into windows; `aggregate` then says what to make of them.
+
+        A window closes when the watermark has passed its end by `grace`; what comes later is late. `trigger` says
+        when it shows a pane before that, `panes` whether a pane holds all rows so far, those since the last pane, or
+        all of them with the last pane taken back. With `fires="all"` one trigger per key shows all open windows of
+        the key. With `clock="key"` windows go by the newest time of their own key.
+
+        >>> import millpond as mp
+        >>> orders = mp.App("a").stream("orders", mp.sources.rows([]), timestamp="at").key_by("customer")
+        >>> per_minute = orders.window("per-minute", mp.tumbling("1m"), grace="10s")
+        >>> totals = per_minute.aggregate(n=mp.count(), spent=mp.sum("amount"))
+        """
+        options = window_options(name, window, grace, trigger, panes, fires, clock)
+        return WindowedStream(self, name, options, on_error)
 
     def join_interval(
         self,

@@ -337,7 +337,7 @@ def any_of(*triggers: Trigger) -> Trigger:
 
     def fired(states: list[State], event: Event) -> list[State]:
         return [
-            t.fired(s, event) if event.cause in t.causes and t.fires(s, event) else s
+            t.fired(s, event) if t.fired is not _same and event.cause in t.causes and t.fires(s, event) else s
             for t, s in zip(parts, states, strict=True)
         ]
 
@@ -407,7 +407,8 @@ def _causes(triggers: tuple[Trigger, ...]) -> frozenset[Cause]:
 def _triggers(triggers: tuple[Any, ...], where: str) -> tuple[Trigger, ...]:
     if not triggers or not all(isinstance(trigger, Trigger) for trigger in triggers):
         raise InvalidUse(
-            f"{where}: expected triggers such as mp.triggers.every_rows(10), got {', '.join(map(repr, triggers)) or 'none'}"
+            f"{where}: expected triggers such as mp.triggers.every_rows(10), "
+            f"got {', '.join(map(repr, triggers)) or 'none'}"
         )
     return triggers
 

@@ -1,0 +1,463 @@
+"""`window`: what all kinds of windows have in common — rows come, panes go out, windows close.
+
+orders.key_by("customer").window("per-minute", mp.tumbling("1m"), grace="10s").aggregate(n=mp.count())
+
+A kind of window says which windows a row meets and when they close. Everything that one row does, in all of its
+windows, is done or not done as a whole: where a function of the user's raises, what was saved is put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from heapq import merge
+from typing import Any
+
+from millpond.codec import copy_value, decode_key
+from millpond.log.segment import Change
+from millpond.replica import Entry
+from millpond.rows import ENDING, Rows
+from millpond.steps.aggregate import key_fields
+from millpond.steps.base import Made, Step, Turn, each_row
+from millpond.steps.failure import BadInput
+from millpond.steps.window_marks import Marks
+from millpond.steps.window_state import Accumulators, Window, restore
+from millpond.timing import MAX_TICKS, Time, Unit, as_user, difference, span
+from millpond.windows.triggers import Cause, Event, Trigger
+
+Saved = list[Any]  # what a row has touched, as it was
+
+
+class Windows:
+    """A window step at work on one batch of one partition. Each kind of window is a class that goes on from here."""
+
+    MERGING = False  # whether windows join
+    TIMED = True  # whether windows begin and end by time
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        self.step, self.turn = step, turn
+        options = step.options
+        self.window, self.grace_given = options["window"], options["grace"]
+        self.trigger: Trigger = options["trigger"]
+        self.panes: str = options["panes"]
+        self.fires_all: bool = options["fires"] == "all"
+        self.by_key: bool = options["clock"] == "key"
+        self.key_names: tuple[str, ...] = options["key_names"]
+        self.accumulators = Accumulators(
+            step.name, options["aggregations"], turn.view, turn.codec, turn.batch, self.MERGING
+        )
+        self.marks = Marks(step.name, turn.view, turn.codec)
+        self.unit: Unit | None = None
+        self.aside: list[Rows] = []
+        self.closed: int | None = None  # how far the end of the input has closed what no watermark had
+        self._made = Made(None)
+        self._late: Made | None = None
+        self._keys: dict[bytes, Any] = {}  # as the user knows them
+        if turn.unit is not None:
+            self.know(turn.unit)
+
+    # --- what a kind of window says ---
+
+    def measure(self, unit: Unit) -> None:
+        """Turn sizes into ticks; called once, when the unit of the times is known."""
+
+    def meet(self, key: bytes, at: int | None, row: Any, saved: Saved) -> tuple[list[Window], list[Any]]:
+        """The open windows that a row belongs to, oldest first, each saved; and the extents of those it missed."""
+        raise NotImplementedError
+
+    def closes(self, w: Window) -> int:
+        """The watermark at which a window closes."""
+        raise NotImplementedError
+
+    def held(self) -> Iterator[Window]:
+        """The windows that this batch has met, alive or not."""
+        raise NotImplementedError
+
+    def taken(self, key: bytes, cell: bytes) -> bool:
+        """Whether this batch has met the window that a cell holds."""
+        raise NotImplementedError
+
+    def open(self, key: bytes) -> list[Window]:
+        """All open windows of a key, oldest first."""
+        raise NotImplementedError
+
+    def take(self, entry: Entry) -> Window:
+        """The window of a cell that this batch has not met."""
+        raise NotImplementedError
+
+    def ended(self, key: bytes, newest: int) -> list[Window]:
+        """The windows of a key that may have something to do when its own time has come so far."""
+        raise NotImplementedError
+
+    def counted(self, w: Window, key: bytes, saved: Saved) -> bool:
+        """Called when a row has been counted: whether the window closes with it."""
+        return False
+
+    def ending(self) -> None:
+        """All rows of the batch have come."""
+
+    def passed(self) -> None:
+        """What the watermark had to do is done."""
+
+    def time(self, w: Window) -> int | None:
+        """The time of what a window puts out: the last instant that it covers."""
+        return w.end
+
+    # --- rows come ---
+
+    def know(self, unit: Unit) -> None:
+        """The unit of the times is known from now on."""
+        if self.unit is None:
+            self.unit = unit
+            self.measure(unit)
+
+    def span(self, what: Any, name: str) -> int:
+        assert self.unit is not None
+        return span(what, self.unit, f"window({self.step.name!r}), {name}")
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        if rows.times is not None:
+            self.know(rows.times.unit)
+        self._made = Made(self.unit)
+        self.work(rows)
+        self._put_late()
+        return self._made.rows()
+
+    def work(self, rows: Rows) -> None:
+        """Row by row."""
+        keys = rows.keys
+        assert keys is not None
+        times = None if rows.times is None else rows.times.values.tolist()
+
+        def once(i: int, k: int, row: Any) -> None:
+            key = keys.encoded[k]
+            self._keys[key] = keys.objects[k]
+            self.one(rows, i, key, None if times is None else times[i], row)
+
+        each_row(self.step, self.turn, rows, once)
+
+    def one(self, rows: Rows, i: int, key: bytes, at: int | None, row: Any) -> None:
+        """One row, in all of its windows or in none."""
+        saved: Saved = []
+        shown: list[tuple[Window, Any, int | None]] = []
+        try:
+            windows, missed = self.meet(key, at, row, saved)
+            if windows:
+                self._count(key, at, row, windows, saved, shown)
+            if self.by_key and at is not None:
+                self.marks.advance(key, at, saved)
+        except BaseException:
+            for undo in reversed(saved):
+                undo() if callable(undo) else restore(undo)
+            raise
+        for w, output, time in shown:
+            self._made.add(w.key, self._keys[key], output, time, int(rows.order[i]))
+        if missed:
+            assert at is not None
+            self.miss(int(rows.order[i]), key, at, row, missed)
+
+    def _count(
+        self, key: bytes, at: int | None, row: Any, windows: list[Window], saved: Saved, shown: list[Any]
+    ) -> None:
+        accumulators, trigger = self.accumulators, self.trigger
+        stamp = accumulators.stamp()
+        time = as_user(at, self.unit) if accumulators.needs_time and at is not None and self.unit else None
+        causes = trigger.causes
+        if self.fires_all and "before" in causes:
+            self._all_at("before", key, at, row, windows[-1], saved, shown)
+        for w in windows:
+            first = not w.news
+            if not self.fires_all and "before" in causes and w.news:
+                self._ask("before", w, at, row, False, shown)
+            accumulators.add(w, row, time, stamp)
+            if not self.TIMED and at is not None and (w.newest is None or w.newest < at):
+                w.newest = at
+            if self.counted(w, key, saved):
+                self.show(w, True, shown)
+                self.drop(w)
+            elif not self.fires_all and causes:
+                self._ask("row", w, at, row, first, shown)
+        if self.fires_all and causes:
+            self._all_at("row", key, at, row, windows[-1], saved, shown)
+
+    # --- triggers ---
+
+    def _event(self, cause: Cause, w: Window, at: int | None = None, row: Any = None, first: bool = False) -> Event:
+        mark = self.marks.newest(w.key) if self.by_key else self.turn.watermark
+        held: list[dict[str, Any]] = []
+
+        def results() -> dict[str, Any]:
+            if not held:
+                held.append(self.accumulators.results(w))
+            return held[0]
+
+        start, end = (w.start, w.end) if self.TIMED else (None, None)
+        return Event(cause, row, self.turn.now, self.unit, at, start, end, mark, first, results)
+
+    def _ask(self, cause: Cause, w: Window, at: int | None, row: Any, first: bool, shown: list[Any]) -> None:
+        """Tell a window's own trigger what has happened, and show a pane if it fires."""
+        if cause not in self.trigger.causes:
+            return
+        event = self._event(cause, w, at, row, first)
+        state, fires = self._advanced(w.trigger, event)
+        w.trigger, w.changed = self._kept(state), True
+        if fires and w.news:
+            self.show(w, False, shown)
+
+    def _advanced(self, kept: Any, event: Event) -> tuple[Any, bool]:
+        trigger = self.trigger
+        # State of another trigger than the program's is of no use to it.
+        state = kept[1] if kept is not None and kept[0] == trigger.label else trigger.initial()
+        state = trigger.advance(state, event)
+        if fires := trigger.fires(state, event):
+            state = trigger.fired(state, event)
+        return state, fires
+
+    def _kept(self, state: Any) -> Any:
+        return None if state is None else [self.trigger.label, state]
+
+    def _state(self, kept: Any) -> Any:
+        return kept[1] if kept is not None and kept[0] == self.trigger.label else self.trigger.initial()
+
+    def _all_at(
+        self, cause: Cause, key: bytes, at: int | None, row: Any, w: Window, saved: Saved, shown: list[Any]
+    ) -> None:
+        """Tell the one trigger of a key what has happened, and show all of its windows if it fires."""
+        kept, news = self.marks.trigger(key)
+        fires = False
+        if cause in self.trigger.causes:
+            state, fires = self._advanced(kept, self._event(cause, w, at, row, not news))
+            kept = self._kept(state)
+        self.marks.set_trigger(key, kept, (news or cause == "row") and not fires, saved)
+        if fires:
+            for each in self.open(key):
+                if each.news:
+                    saved.append(each.save())
+                    self.show(each, False, shown)
+
+    # --- panes ---
+
+    def show(self, w: Window, final: bool, shown: list[Any]) -> None:
+        """A pane goes out: what the window holds, after what it takes back."""
+        time = self.time(w)
+        results = self.accumulators.results(w)
+        if self.panes == "retract":
+            for start, end, pane, old in w.past:
+                shown.append((w, self.output(w.key, start, end, pane, False, old) | {"retracted": True}, time))
+            w.past = ((w.start, w.end, w.pane, copy_value(results)),)
+        shown.append((w, self.output(w.key, w.start, w.end, w.pane, final, results), time))
+        w.pane += 1
+        w.news, w.changed = False, True
+        if self.panes == "discard":
+            self.accumulators.clear(w)
+
+    def output(
+        self, key: bytes, start: int | None, end: int | None, pane: int, final: bool, results: dict[str, Any]
+    ) -> dict[str, Any]:
+        """An output row."""
+        return {
+            **key_fields(self.key_names, self.known(key)),
+            "window_start": self.shown(start),
+            "window_end": self.shown(end),
+            "pane": pane,
+            "final": final,
+            **results,
+        }
+
+    def shown(self, at: int | None) -> Time | None:
+        """A window's start or end as the user knows it."""
+        return at if at is None or self.unit is None or not self.TIMED else as_user(at, self.unit)
+
+    def known(self, key: bytes) -> Any:
+        found = self._keys.get(key, self)
+        if found is self:
+            found = self._keys[key] = decode_key(key)
+        return found
+
+    # --- late rows ---
+
+    def late_by(self, key: bytes) -> int | None:
+        """The watermark that decides what is late, as the batch began with it."""
+        return self.marks.began(key) if self.by_key else self.turn.began
+
+    def miss(self, order: int, key: bytes, at: int, row: Any, missed: list[Any]) -> None:
+        """A row has missed windows: it goes aside."""
+        assert self.unit is not None
+        if self._late is None:
+            self._late = Made(self.unit)
+        mark = self.late_by(key)
+        letter = {
+            "row": row,
+            "key": self.known(key),
+            "late_by": difference((at if mark is None else mark) - at, self.unit),
+            "missed": [(self.shown(start), self.shown(end)) for start, end in missed],
+        }
+        self._late.add(key, letter["key"], letter, at, order)
+
+    def _put_late(self) -> None:
+        if self._late is not None:
+            late = self._late.rows()
+            self.aside.append(late)
+            self.turn.late(len(late))
+            self._late = None
+
+    def no_time(self) -> BadInput:
+        return BadInput(
+            f"window({self.step.name!r}): expected a row with an event time, and it has none. Give the stream one with "
+            "timestamp=…, or the rows one with with_time(…)"
+        )
+
+    # --- time passes ---
+
+    def end(self) -> Rows | None:
+        self._made = Made(self.unit)
+        self.ending()
+        if self.by_key:
+            for key, newest in self.marks.moved():
+                for w in self.ended(key, newest):
+                    self._pass(w, newest)
+        upto = MAX_TICKS if self.turn.final else self.turn.watermark
+        if upto is not None and (not self.by_key or self.turn.final):
+            for w in self.due(upto):
+                self._pass(w, upto)
+        self.passed()
+        if "clock" in self.trigger.causes:
+            self._tick()
+        self._put_late()
+        rows = self._made.rows()
+        return rows if len(rows) else None
+
+    def due(self, upto: int) -> Iterable[Window]:
+        """The windows that have something to do by now, in that order."""
+        own: Iterable[tuple[Any, Any]] = self._own_due(upto)
+        committed: Iterable[tuple[Any, Any]] = (
+            ((entry.due, entry.key, entry.cell), entry)
+            for entry in self.turn.view.due(self.step.name, upto)
+            if not self.taken(entry.key, entry.cell)
+        )
+        for _, found in merge(own, committed, key=lambda pair: pair[0]):
+            yield found if isinstance(found, Window) else self.take(found)
+        if self.fires_all:  # which may have met windows that were still to come
+            yield from [w for _, w in self._own_due(upto)]
+
+    def _own_due(self, upto: int) -> list[tuple[Any, Window]]:
+        found = [
+            ((due, w.key, w.cell), w)
+            for w in self.held()
+            if w.alive and (due := self.due_of(w)) is not None and due <= upto
+        ]
+        found.sort(key=lambda pair: pair[0])
+        return found
+
+    def due_of(self, w: Window) -> int | None:
+        """The watermark at which something happens to a window."""
+        if self.by_key:
+            return MAX_TICKS
+        closes = self.closes(w)
+        if "watermark" in self.trigger.causes and w.news and not w.closed and w.end is not None and self.unit:
+            state = self.marks.trigger(w.key)[0] if self.fires_all else w.trigger
+            asked = self.trigger.due(self._state(state), w.end, self.unit)
+            return closes if asked is None else min(closes, asked)
+        return closes
+
+    def _pass(self, w: Window, mark: int) -> None:
+        """The watermark has come so far: the window closes, or its trigger is asked."""
+        if not w.alive:
+            return
+        shown: list[Any] = []
+        try:
+            closes = self.closes(w)
+            if closes <= mark:
+                if self.turn.final and closes < MAX_TICKS and not w.closed:  # what comes after the end is late
+                    if self.by_key:
+                        self.marks.advance(w.key, closes, [])
+                    else:
+                        self.closed = closes if self.closed is None else max(self.closed, closes)
+                self.close(w, shown)
+            elif "watermark" in self.trigger.causes and w.news:
+                w.changed = True
+                if self.fires_all:
+                    self._all_at("watermark", w.key, None, None, w, [], shown)
+                else:
+                    self._ask("watermark", w, None, None, False, shown)
+            else:
+                w.changed = True  # its time has changed with the program
+        except Exception as error:
+            self._failed(w, error)
+        for each, output, time in shown:
+            self._made.add(each.key, self.known(each.key), output, time)
+
+    def close(self, w: Window, shown: list[Any]) -> None:
+        """What has changed since the last pane goes out, and the window is gone."""
+        try:
+            if w.news:
+                self.show(w, True, shown)
+        finally:
+            self.drop(w)
+
+    def drop(self, w: Window) -> None:
+        w.alive, w.changed = False, True
+
+    def _failed(self, w: Window, error: Exception) -> None:
+        """A function of the user's has failed for a whole window."""
+        window = {"window_start": self.shown(w.start), "window_end": self.shown(w.end)}
+        self.turn.failures.row(
+            self.step.on_error, self.step.name, error, key=self.known(w.key), row=window, order=ENDING
+        )
+
+    def _tick(self) -> None:
+        """The clock has come so far: triggers that wait for it are asked."""
+        wall = self.turn.wall
+        if self.fires_all:
+            for key in self.marks.ticking(wall, self._wall_of):
+                windows = self.open(key)
+                if windows:
+                    self._safely(windows[-1], lambda w, shown: self._all_at("clock", w.key, None, None, w, [], shown))
+                else:
+                    self.marks.set_trigger(key, None, False, [])
+            return
+        own = [w for w in self.held() if w.alive and (at := self.wall_of(w)) is not None and at <= wall]
+        own.sort(key=lambda w: (w.key, w.cell))
+        for entry in self.turn.view.due(self.step.name, wall, wall=True):
+            if not self.taken(entry.key, entry.cell):
+                own.append(self.take(entry))
+        for w in own:
+            self._safely(w, lambda w, shown: self._ask("clock", w, None, None, False, shown))
+
+    def _safely(self, w: Window, ask: Callable[[Window, list[Any]], None]) -> None:
+        shown: list[Any] = []
+        try:
+            w.changed = True
+            ask(w, shown)
+        except Exception as error:
+            self._failed(w, error)
+        for each, output, time in shown:
+            self._made.add(each.key, self.known(each.key), output, time)
+
+    def wall_of(self, w: Window) -> int | None:
+        """When the clock has something to say to a window."""
+        if "clock" not in self.trigger.causes or self.fires_all or not w.news or w.closed:
+            return None
+        return self.trigger.wall(self._state(w.trigger))
+
+    def _wall_of(self, kept: Any) -> int | None:
+        return self.trigger.wall(self._state(kept))
+
+    # --- what has changed ---
+
+    def changes(self) -> list[Change]:
+        found: dict[tuple[bytes, bytes], Change] = {}
+        encode = self.accumulators.encode
+        for w in self.held():
+            if not w.changed:
+                continue
+            if w.origin is not None and (not w.alive or w.origin != w.cell):
+                found.setdefault((w.key, w.origin), Change(w.key, w.origin, None))
+            if w.alive:
+                found[w.key, w.cell] = Change(w.key, w.cell, encode(w), self.due_of(w), self.wall_of(w))
+            if w.ids or w.gone:
+                for cell, value in self.accumulators.chunks(w):
+                    found[w.key, cell] = Change(w.key, cell, value)
+        wall = self._wall_of if self.fires_all and "clock" in self.trigger.causes else None
+        for change in self.marks.changes(wall):
+            found[change.key, change.cell] = change
+        return [found[place] for place in sorted(found)]

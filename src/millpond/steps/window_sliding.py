@@ -1,0 +1,298 @@
+"""Sliding windows: `[t - size, t]` for each distinct time t.
+
+The rows of each distinct time are kept apart, as a part, until no window that holds them can come. Where windows
+show nothing before they close, a row costs its own part and nothing else; the parts of a window are
+merged when it closes, and of windows that close one after the other only what differs is merged again. Where a
+trigger may show panes, each window keeps accumulators of its own, made of the parts when its first row comes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from millpond.replica import Entry
+from millpond.steps.base import Step, Turn
+from millpond.steps.window import Saved, Windows
+from millpond.steps.window_state import Accumulators, Window
+from millpond.timing import Unit, as_user
+from millpond.windows.assigning import closing_inclusive
+from millpond.windows.naming import extent_of, text_of, time_cell, time_of, window_cell
+
+
+@dataclass
+class _Met:
+    """What this batch has met of a key: all parts between two times, and windows."""
+
+    times: list[int] = field(default_factory=list)  # of the parts, in order
+    parts: dict[int, Window] = field(default_factory=dict)
+    windows: dict[bytes, Window] = field(default_factory=dict)
+    first: int | None = None
+    last: int | None = None
+    slide: _Slide | None = None
+
+
+class Slides(Windows):
+    """Sliding windows per key."""
+
+    MERGING = True
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        self._met: dict[bytes, _Met] = {}
+        self._over: list[Window] = []  # parts that no window needs any more
+        super().__init__(step, turn)
+        self._lazy = not self.trigger.causes
+
+    def measure(self, unit: Unit) -> None:
+        self.size, self.grace = self.span(self.window.size, "size"), self.span(self.grace_given, "grace")
+
+    def closes(self, w: Window) -> int:
+        assert w.end is not None
+        # A part stays until the last window that can hold it has closed.
+        return closing_inclusive(w.end, self.grace) + (self.size + 1 if w.closed else 0)
+
+    def meet(self, key: bytes, at: int | None, row: Any, saved: Saved) -> tuple[list[Window], list[Any]]:
+        if at is None or self.unit is None:
+            raise self.no_time()
+        mark = self.late_by(key)
+        missed: list[Any] = []
+        is_late = mark is not None and closing_inclusive(at, self.grace) <= mark
+        if is_late:
+            assert mark is not None
+            met = self._reach(key, at, at + self.size)
+            later = met.times[bisect_right(met.times, at) : bisect_right(met.times, at + self.size)]
+            closed = [at, *(t for t in later if closing_inclusive(t, self.grace) <= mark)]
+            missed = [(t - self.size, t) for t in closed]
+            if closing_inclusive(at + self.size, self.grace) <= mark:
+                return [], missed
+        if self._lazy:
+            part = self._part(key, at, saved)
+            part.closed = part.closed or is_late
+            return [part], missed
+        return self._own(key, at, row, mark, is_late, saved), missed
+
+    def _own(self, key: bytes, at: int, row: Any, mark: int | None, is_late: bool, saved: Saved) -> list[Window]:
+        """The windows that hold the row, each with accumulators of its own."""
+        assert self.unit is not None
+        accumulators = self.accumulators
+        met = self._reach(key, at - self.size, at + self.size)
+        found = []
+        if not is_late:
+            w = self._window(key, at)
+            saved.append(w.save())
+            if not w.alive:
+                w.alive = True
+                self._fill(w, met, at)
+            found.append(w)
+        for t in met.times[bisect_right(met.times, at) : bisect_right(met.times, at + self.size)]:
+            w = self._window(key, t)
+            if w.alive and (mark is None or closing_inclusive(t, self.grace) > mark):
+                saved.append(w.save())
+                found.append(w)
+        part = self._part(key, at, saved)
+        part.closed = True
+        time = as_user(at, self.unit) if accumulators.needs_time else None
+        accumulators.add(part, row, time, accumulators.stamp())
+        return found
+
+    def _fill(self, w: Window, met: _Met, at: int) -> None:
+        """A new window holds the rows that came before it was there."""
+        before = met.times[bisect_left(met.times, at - self.size) : bisect_right(met.times, at)]
+        found: Window | None = None
+        for t in before:
+            found = together(self.accumulators, found, met.parts[t])
+        if found is not None:
+            self.accumulators.refill(w, found)
+
+    def _window(self, key: bytes, at: int) -> Window:
+        assert self.unit is not None
+        met, cell = self._met[key], window_cell(at - self.size, at, self.unit)
+        w = met.windows.get(cell)
+        if w is None:
+            data = self.turn.view.get(self.step.name, key, cell)
+            w = Window(key, cell, at - self.size, at)
+            if data is not None:
+                w = self.accumulators.decode(key, cell, at - self.size, at, data)
+            met.windows[cell] = w
+        return w
+
+    # --- parts ---
+
+    def _part(self, key: bytes, at: int, saved: Saved) -> Window:
+        assert self.unit is not None
+        met = self._reach(key, at, at)
+        part = met.parts.get(at)
+        if part is None:
+            part = Window(key, time_cell(at, self.unit), at - self.size, at)
+            met.parts[at] = part
+        saved.append(part.save())
+        if not part.alive:
+            part.alive, part.closed = True, False
+            insort(met.times, at)
+            saved.append(lambda: met.times.remove(at))
+        return part
+
+    def _reach(self, key: bytes, first: int, last: int) -> _Met:
+        """Read the parts of a key between two times, if this batch has not."""
+        met = self._met.get(key)
+        if met is None:
+            met = self._met[key] = _Met()
+        if met.first is None or met.last is None:
+            self._read(key, met, first, last)
+            met.first, met.last = first, last
+            return met
+        if first < met.first:
+            self._read(key, met, first, met.first)
+            met.first = first
+        if last > met.last:
+            self._read(key, met, met.last, last)
+            met.last = last
+        return met
+
+    def _read(self, key: bytes, met: _Met, first: int, last: int) -> None:
+        assert self.unit is not None
+        begin, end = time_cell(first, self.unit), time_cell(last, self.unit)
+        for entry in self.turn.view.range(self.step.name, key, begin, end):
+            self._keep(met, entry)
+
+    def _keep(self, met: _Met, entry: Entry) -> Window:
+        at, unit = time_of(entry.cell[2:])
+        self.know(unit)
+        part = met.parts.get(at)
+        if part is None:
+            part = self.accumulators.decode(entry.key, entry.cell, at - self.size, at, entry.value)
+            met.parts[at] = part
+            insort(met.times, at)
+        return part
+
+    # --- windows close ---
+
+    def close(self, w: Window, shown: list[Any]) -> None:
+        if w.closed:
+            self._over.append(w)
+        elif self._lazy:
+            try:
+                whole = self._whole(w)
+                self.show(whole, True, shown)
+            finally:
+                w.closed = w.changed = True
+                if self.closes(w) <= self._upto(w.key):
+                    self._over.append(w)
+        else:
+            super().close(w, shown)
+
+    def _upto(self, key: bytes) -> int:
+        mark = self.marks.newest(key) if self.by_key and not self.turn.final else self.turn.watermark
+        return -(1 << 63) if mark is None else mark
+
+    def passed(self) -> None:
+        for part in self._over:
+            self.drop(part)
+        self._over = []
+
+    def _whole(self, w: Window) -> Window:
+        """All rows of a window, made of its parts."""
+        assert w.end is not None
+        met = self._met[w.key]
+        if met.slide is None or w.end < met.slide.end:
+            met.slide = _Slide(self.accumulators)
+            self._reach(w.key, w.end - self.size, w.end)
+        elif met.last is None or w.end > met.last:
+            self._reach(w.key, met.slide.end, w.end)
+        slide = met.slide
+        since = w.end - self.size - 1 if slide.end is _NEVER else max(slide.end, w.end - self.size - 1)
+        for t in met.times[bisect_right(met.times, since) : bisect_right(met.times, w.end)]:
+            slide.push(t, met.parts[t])
+        found = slide.since(w.end - self.size)
+        slide.end = w.end
+        whole = together(self.accumulators, None, found if found is not None else w)
+        whole.start, whole.end, whole.key = w.start, w.end, w.key
+        return whole
+
+    # --- what all kinds of windows are asked ---
+
+    def held(self) -> Iterator[Window]:
+        for met in self._met.values():
+            yield from met.parts.values()
+            yield from met.windows.values()
+
+    def taken(self, key: bytes, cell: bytes) -> bool:
+        met = self._met.get(key)
+        if met is None:
+            return False
+        return time_of(cell[2:])[0] in met.parts if cell[:2] == b"t:" else cell in met.windows
+
+    def take(self, entry: Entry) -> Window:
+        met = self._met.setdefault(entry.key, _Met())
+        if entry.cell[:2] == b"t:":
+            return self._keep(met, entry)
+        start, end, unit = extent_of(entry.cell)
+        self.know(unit)
+        w = met.windows[entry.cell] = self.accumulators.decode(entry.key, entry.cell, start, end, entry.value)
+        return w
+
+    def open(self, key: bytes) -> list[Window]:
+        met = self._met.setdefault(key, _Met())
+        for entry in list(self.turn.view.range(self.step.name, key, b"w:", b"w:~")):
+            if entry.cell not in met.windows:
+                self.take(entry)
+        return [w for _, w in sorted(met.windows.items()) if w.alive]
+
+    def ended(self, key: bytes, newest: int) -> list[Window]:
+        assert self.unit is not None
+        met = self._met.setdefault(key, _Met())
+        for entry in list(self.turn.view.range(self.step.name, key, b"t:", b"t:" + text_of(newest, self.unit))):
+            self._keep(met, entry)
+        windows = [] if self._lazy else [w for w in self.open(key) if w.end is not None and w.end <= newest]
+        return [*windows, *(met.parts[t] for t in met.times[: bisect_right(met.times, newest)])]
+
+
+_NEVER = -(1 << 63)
+
+
+class _Slide:
+    """Parts one after the other, from the newer end in and from the older end out, and what they come to at any time.
+
+    Two stacks: each part is merged twice at most, however many windows hold it.
+    """
+
+    def __init__(self, accumulators: Accumulators) -> None:
+        self._accumulators = accumulators
+        self._front: list[tuple[int, Window]] = []  # the oldest last, each with all that came in before its flip
+        self._back: list[tuple[int, Window]] = []
+        self._newer: Window | None = None  # all of the back
+        self.end = _NEVER
+
+    def push(self, at: int, part: Window) -> None:
+        self._back.append((at, part))
+        self._newer = together(self._accumulators, self._newer, part)
+
+    def since(self, first: int) -> Window | None:
+        """All parts that are not older; older ones are forgotten."""
+        while self._front and self._front[-1][0] < first:
+            self._front.pop()
+        if not self._front:
+            found: Window | None = None
+            for at, part in reversed(self._back):
+                if at < first:
+                    break
+                found = together(self._accumulators, part, found)
+                self._front.append((at, found))
+            self._back, self._newer = [], None
+        older = self._front[-1][1] if self._front else None
+        if older is None or self._newer is None:
+            return older or self._newer
+        return together(self._accumulators, older, self._newer)
+
+
+def together(accumulators: Accumulators, one: Window | None, other: Window | None) -> Window:
+    """A window with all that two of them hold; they stay as they are."""
+    first = one if one is not None else other
+    assert first is not None
+    found = Window(first.key, first.cell, first.start, first.end)
+    found.accs, found.came, found.ids, found.fresh = first.accs, first.came, first.ids, first.fresh
+    if one is not None and other is not None:
+        accumulators.merge(found, other)
+    return found
