@@ -62,7 +62,7 @@ class WindowedStream(Generic[K, R]):
         """An output row per pane: the key's fields, `window_start`, `window_end`, `pane`, `final`, and each aggregate.
 
         >>> import millpond as mp
-        >>> visits = mp.App("a").stream("visits", mp.sources.rows([]), timestamp="at").key_by("user")
+        >>> visits = mp.App("a").stream("clicks", mp.sources.rows([]), timestamp="at").key_by("user")
         >>> lengths = visits.window("visits", mp.session("30m"), grace="1m").aggregate(pages=mp.count())
         """
         where = f"window({self._name!r}).aggregate"

@@ -51,8 +51,8 @@ class Event:
 
     >>> import millpond as mp
     >>> event = mp.triggers.Event("row", row={"v": 3}, at=105, start=100, end=110, unit="number")
-    >>> event.time, event.window_start, event.window_end, event.watermark, event.result
-    (105, 100, 110, None, {})
+    >>> event.time, event.window_start, event.window_end, event.watermark, event.wall, event.result
+    (105, 100, 110, None, 0, {})
     """
 
     cause: Cause
@@ -104,6 +104,11 @@ def _same(state: State, event: Event) -> State:
     return state
 
 
+def _given(function: Any) -> Any:
+    """A function as the default of a field; it does not become a method."""
+    return field(default_factory=lambda: function)
+
+
 @dataclass(frozen=True)
 class Trigger:
     """Decides when a window shows a pane before it closes. Made by `mp.triggers.on_update()` and its like.
@@ -121,15 +126,15 @@ class Trigger:
 
     label: str
     causes: frozenset[Cause]  # of the events that it is told
-    initial: Callable[[], State] = lambda: None
-    advance: Callable[[State, Event], State] = _same
-    fires: Callable[[State, Event], bool] = lambda state, event: True
+    initial: Callable[[], State] = _given(lambda: None)
+    advance: Callable[[State, Event], State] = _given(_same)
+    fires: Callable[[State, Event], bool] = _given(lambda state, event: True)
     # What only a trigger of this module needs: what becomes of its state when it has fired and where two sessions
     # join, and when it wants to be asked again, by the watermark or by the clock.
-    fired: Callable[[State, Event], State] = _same
-    merge: Callable[[State, State], State] = lambda a, b: a
-    due: Callable[[State, int, Unit], int | None] = lambda state, end, unit: None
-    wall: Callable[[State], int | None] = lambda state: None
+    fired: Callable[[State, Event], State] = _given(_same)
+    merge: Callable[[State, State], State] = _given(lambda a, b: a)
+    due: Callable[[State, int, Unit], int | None] = _given(lambda state, end, unit: None)
+    wall: Callable[[State], int | None] = _given(lambda state: None)
     needs_end: bool = False
 
     def __repr__(self) -> str:
