@@ -32,11 +32,11 @@ class ReadTask:
 
     shipped: Shipped
     context: Context
+    groups: list[list[Planned]]
 
-    def __call__(self, index: int, groups: Iterable[list[Planned]]) -> Iterator[tuple[int, Any]]:
+    def __call__(self, index: int, nothing: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         with quiet():
-            for group in groups:
-                yield from read_task(self.shipped.program(), self.context, index, group)
+            yield from read_task(self.shipped.program(), self.context, index, self.groups[index])
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,17 @@ class Exchange:
         self._anchor: RDD[tuple[int, Any]] | None = None
         self._cores = 0
         self._partitions = 0
+        self._checked = False
+        self._readers: dict[int, RDD[int]] = {}
+
+    def read(self, task: ReadTask) -> RDD[tuple[int, Any]]:
+        """The blobs of reading tasks. What they are to read travels with the task: an RDD of it for each batch
+        would cost a tenth of a small one.
+        """
+        count = len(task.groups)
+        if count not in self._readers:
+            self._readers[count] = self._spark.parallelize(range(count), count)
+        return self._readers[count].mapPartitionsWithIndex(task)
 
     def anchor(self, partitions: int) -> RDD[tuple[int, Any]]:
         """One small element per partition, cached where the partition lives; laid anew when the cluster changes."""
@@ -105,7 +116,9 @@ class Exchange:
         if blobs is not None:
             moved = blobs.partitionBy(partitions, own)
             anchored = anchored.union(moved)
-            assert anchored.getNumPartitions() == partitions, "the union must keep the partitions"
+            if not self._checked:
+                assert anchored.getNumPartitions() == partitions, "the union must keep the partitions"
+                self._checked = True
         try:
             return anchored.mapPartitionsWithIndex(task).collect()
         finally:

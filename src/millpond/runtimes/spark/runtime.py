@@ -82,8 +82,7 @@ class SparkRuntime:
         with self._job(context.app, f"batch {context.batch}, stage 1"):
             blobs, count = [], len(tasks)
             if tasks:
-                groups = self._context.parallelize(tasks, len(tasks))
-                blobs.append(groups.mapPartitionsWithIndex(ReadTask(self._shipped, context)))
+                blobs.append(self._exchange.read(ReadTask(self._shipped, context, tasks)))
             for offer in offers:
                 task = FrameTask(self._shipped, context, offer.stream, count)
                 read = task.over(offer.frame)
