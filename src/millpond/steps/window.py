@@ -72,8 +72,8 @@ class Windows:
         """The windows that this batch has met, alive or not."""
         raise NotImplementedError
 
-    def taken(self, key: bytes, cell: bytes) -> bool:
-        """Whether this batch has met the window that a cell holds."""
+    def met(self, key: bytes, cell: bytes) -> Window | None:
+        """The window that was read from a cell, if this batch has met it."""
         raise NotImplementedError
 
     def open(self, key: bytes) -> list[Window]:
@@ -328,25 +328,25 @@ class Windows:
 
     def due(self, upto: int) -> Iterable[Window]:
         """The windows that have something to do by now, in that order."""
-        own: Iterable[tuple[Any, Any]] = self._own_due(upto)
-        committed: Iterable[tuple[Any, Any]] = (
-            ((entry.due, entry.key, entry.cell), entry)
-            for entry in self.turn.view.due(self.step.name, upto)
-            if not self.taken(entry.key, entry.cell)
-        )
-        for _, found in merge(own, committed, key=lambda pair: pair[0]):
-            yield found if isinstance(found, Window) else self.take(found)
-        if self.fires_all:  # which may have met windows that were still to come
-            yield from [w for _, w in self._own_due(upto)]
-
-    def _own_due(self, upto: int) -> list[tuple[Any, Window]]:
-        found = [
+        own = [
             ((due, w.key, w.cell), w)
             for w in self.held()
             if w.alive and (due := self.due_of(w)) is not None and due <= upto
         ]
-        found.sort(key=lambda pair: pair[0])
-        return found
+        own.sort(key=lambda pair: pair[0])
+        known = {id(w) for w in self.held()}
+        for _, w in merge(own, self._committed(upto, known), key=lambda pair: pair[0]):
+            yield w
+
+    def _committed(self, upto: int, known: set[int]) -> Iterator[tuple[tuple[int, bytes, bytes], Window]]:
+        """Windows that the batch had not met before; one that has been read meanwhile is still to come."""
+        for entry in self.turn.view.due(self.step.name, upto):
+            w = self.met(entry.key, entry.cell)
+            if w is None:
+                w = self.take(entry)
+            elif id(w) in known:
+                continue
+            yield (entry.due or 0, entry.key, entry.cell), w
 
     def due_of(self, w: Window) -> int | None:
         """The watermark at which something happens to a window."""
@@ -418,7 +418,7 @@ class Windows:
         own = [w for w in self.held() if w.alive and (at := self.wall_of(w)) is not None and at <= wall]
         own.sort(key=lambda w: (w.key, w.cell))
         for entry in self.turn.view.due(self.step.name, wall, wall=True):
-            if not self.taken(entry.key, entry.cell):
+            if self.met(entry.key, entry.cell) is None:
                 own.append(self.take(entry))
         for w in own:
             self._safely(w, lambda w, shown: self._ask("clock", w, None, None, False, shown))

@@ -29,7 +29,7 @@ class _Met:
 
     live: list[Window] = field(default_factory=list)  # in the order of their times
     all: list[Window] = field(default_factory=list)
-    cells: set[bytes] = field(default_factory=set)  # that they were read from
+    cells: dict[bytes, Window] = field(default_factory=dict)  # that they were read from
     first: int | None = None
     last: int | None = None
 
@@ -157,7 +157,7 @@ class Sessions(Windows):
         start, end, unit = extent_of(entry.cell)
         self.know(unit)
         w = self.accumulators.decode(entry.key, entry.cell, start, end, entry.value)
-        met.cells.add(entry.cell)
+        met.cells[entry.cell] = w
         met.all.append(w)
         insort(met.live, w, key=_last)
         return w
@@ -175,8 +175,9 @@ class Sessions(Windows):
         for met in self._met.values():
             yield from met.all
 
-    def taken(self, key: bytes, cell: bytes) -> bool:
-        return key in self._met and cell in self._met[key].cells
+    def met(self, key: bytes, cell: bytes) -> Window | None:
+        met = self._met.get(key)
+        return None if met is None else met.cells.get(cell)
 
     def take(self, entry: Entry) -> Window:
         return self._keep(self._met.setdefault(entry.key, _Met()), entry)

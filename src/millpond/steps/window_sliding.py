@@ -218,11 +218,11 @@ class Slides(Windows):
             yield from met.parts.values()
             yield from met.windows.values()
 
-    def taken(self, key: bytes, cell: bytes) -> bool:
+    def met(self, key: bytes, cell: bytes) -> Window | None:
         met = self._met.get(key)
         if met is None:
-            return False
-        return time_of(cell[2:])[0] in met.parts if cell[:2] == b"t:" else cell in met.windows
+            return None
+        return met.parts.get(time_of(cell[2:])[0]) if cell[:2] == b"t:" else met.windows.get(cell)
 
     def take(self, entry: Entry) -> Window:
         met = self._met.setdefault(entry.key, _Met())

@@ -48,8 +48,9 @@ class Placed(Windows):
         for met in self._met.values():
             yield from met.values()
 
-    def taken(self, key: bytes, cell: bytes) -> bool:
-        return cell in self._met.get(key, ())
+    def met(self, key: bytes, cell: bytes) -> Window | None:
+        met = self._met.get(key)
+        return None if met is None else met.get(cell)
 
     def take(self, entry: Entry) -> Window:
         start, end = self.extent(entry.cell)
@@ -68,7 +69,7 @@ class Placed(Windows):
 
     def _among(self, key: bytes, first: bytes, last: bytes) -> list[Window]:
         for entry in list(self.turn.view.range(self.step.name, key, first, last)):
-            if not self.taken(key, entry.cell):
+            if self.met(key, entry.cell) is None:
                 self.take(entry)
         met = self._met.get(key, {})
         return [w for cell, w in sorted(met.items()) if w.alive and first <= cell <= last]
