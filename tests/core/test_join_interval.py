@@ -18,7 +18,7 @@ from millpond.storage import open_storage
 from millpond.testing import Crashed, TestDriver
 
 HOWS = ["inner", "left", "right", "outer"]
-NONE = 0
+NONE = mp.NO_GRACE
 
 
 def nested_loop(lefts: list[Any], rights: list[Any], before: int, after: int, how: str) -> Counter[Any]:
@@ -185,16 +185,29 @@ def test_the_end_of_the_input_brings_what_is_unmatched():
 
 
 def test_outputs_stand_where_the_later_of_their_rows_came_and_unmatched_ones_in_order_of_time():
-    with TestDriver(joined(before=9, after=9, grace=NONE, how="left", merge=ids)) as driver:
-        send(driver, [("l2", 12), ("l1", 11), ("u2", 7, "b"), ("u1", 6, "c")], [("r2", 12), ("r1", 11)])
-        assert driver.output("out") == [
-            ("l1", "r2"),
-            ("l2", "r2"),
-            ("l1", "r1"),
-            ("l2", "r1"),
-        ]
+    """The step behind them sees them so, too."""
+    app = mp.App("order")
+    left, right = (app.stream(s, mp.sources.rows([]), timestamp="at", disorder=9) for s in ("left", "right"))
+    pairs = left.key_by("k").join_interval("j", right.key_by("k"), before=3, after=3, grace=NONE, how="left", merge=ids)
+    pairs.to("out", mp.sinks.memory())
+    pairs.apply("seen", lambda pair, state: state.list("seen").append(pair))
+    with TestDriver(app) as driver:
+        send(driver, [("l2", 12), ("l1", 11), ("u2", 7), ("u1", 6)], [("r2", 12), ("r1", 11)])
         driver.finish()
-        assert driver.output("out")[4:] == [("u1", None), ("u2", None)]
+        expected = [("l1", "r2"), ("l2", "r2"), ("l1", "r1"), ("l2", "r1"), ("u1", None), ("u2", None)]
+        assert driver.output("out") == expected
+        assert driver.state("seen").get("a") == {"seen": expected}
+
+
+def test_what_comes_after_the_end_and_could_have_met_what_was_let_go_is_late():
+    with TestDriver(joined(before=0, after=5, grace=1, how="outer", merge=ids)) as driver:
+        send(driver, [("l", 10)])
+        driver.finish()
+        assert driver.output("out") == [("l", None)]
+        send(driver, [], [("r", 15), ("s", 16)])
+        assert [late["row"]["id"] for late in driver.output("late")] == ["r"]
+        driver.finish()
+        assert driver.output("out") == [("l", None), (None, "s")]
 
 
 # --- time of the output ---

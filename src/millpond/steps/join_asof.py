@@ -9,7 +9,17 @@ from millpond.codec import decode_key
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Made, Step, Turn
-from millpond.steps.join_buffer import Arrivals, Changes, Row, first_cell, kept, last_cell, late_row, late_rows, nothing
+from millpond.steps.join_buffer import (
+    Arrivals,
+    Changes,
+    Row,
+    first_cell,
+    kept,
+    last_cell,
+    late_rows,
+    nothing,
+    parted,
+)
 from millpond.steps.join_pairs import Pairs
 from millpond.steps.join_reach import LEFT, RIGHT, newest
 from millpond.timing import Unit, span
@@ -32,56 +42,63 @@ class JoinAsof:
         self.aside: list[Rows] = []
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
-        began = self._turn.began
-        oldest = None
-        if side == RIGHT and began is not None and rows.times is not None:
-            oldest = began - self._keep(rows.times.unit)
-        late = self._arrivals.take(rows, side, oldest)
-        if late is not None and began is not None:
-            self.aside.append(late_rows(*late, side, began))
-            self._turn.late(len(late[1]))
+        began, timed = self._turn.began, self._arrivals.timed(rows, side)
+        if timed is not None and timed.times is not None:
+            oldest = None if began is None or side == LEFT else began - self._keep(timed.times.unit)
+            in_time, late = parted(timed, oldest)
+            self._arrivals.take(in_time, side)
+            if late is not None and began is not None:
+                self.aside.append(late_rows(late, side, began))
+                self._turn.late(len(late))
         return nothing(self._arrivals.unit)
 
     def _keep(self, unit: Unit) -> int:
         return span(self._step.options["keep"], unit, f"join_asof({self._step.name!r}, keep)")
 
     def end(self) -> Rows | None:
-        unit, watermark = self._arrivals.unit, self._turn.watermark
+        unit = self._arrivals.unit
         if unit is None:
             return None
         keep = self._keep(unit)
         came = self._arrivals.by_key()
-        ready: dict[bytes, list[Row]] = {}
-        for key, (lefts, rights) in came.items():
+        ready = self._ready(keep)
+        for lefts, rights in came.values():
             for row in rights:
-                if watermark is None or row.at + keep >= watermark:
+                if not self._is_over(row, keep):
                     self._changes.add(row.change(row.at + keep + 1))
             for row in lefts:
-                if self._wait and (watermark is None or row.at >= watermark):
+                if self._wait and not self._is_passed(row):
                     self._changes.add(row.change(row.at + 1))
                 else:
-                    ready.setdefault(key, []).append(row)
-        if watermark is not None:
-            for row in self._due(keep, watermark):
-                ready.setdefault(row.key, []).append(row)
+                    ready.setdefault(row.key, []).append(row)
         for key, lefts in ready.items():
             self._match(lefts, came[key][RIGHT] if key in came else [], keep)
         if self._late:
             self.aside.append(self._late_rows(unit))
         return self._pairs.rows(unit)
 
-    def _due(self, keep: int, watermark: int) -> list[Row]:
-        """The left rows that need wait no longer. Right rows that are kept no longer are dropped."""
-        found = []
-        for entry in self._turn.view.due(self._step.name, watermark):
+    def _is_passed(self, row: Row) -> bool:
+        """Whether all right rows have come that a left row may wait for."""
+        return self._turn.watermark is not None and row.at < self._turn.watermark
+
+    def _is_over(self, row: Row, keep: int) -> bool:
+        """Whether a right row is kept no longer; the end of the input alone makes none superfluous."""
+        return self._turn.expiry is not None and row.at + keep < self._turn.expiry
+
+    def _ready(self, keep: int) -> dict[bytes, list[Row]]:
+        """The left rows that have waited and need wait no longer. Right rows that are over are dropped."""
+        ready: dict[bytes, list[Row]] = {}
+        upto = self._turn.watermark
+        for entry in self._turn.view.due(self._step.name, upto) if upto is not None else ():
             row = kept(entry, self._turn.codec)
-            if row.side == RIGHT and row.at + keep >= watermark:  # the program keeps them longer than it did
-                self._changes.add(row.change(row.at + keep + 1))
+            if row.side == RIGHT and not self._is_over(row, keep):
+                if not self._turn.final:  # the program keeps them longer than it did
+                    self._changes.add(row.change(row.at + keep + 1))
                 continue
             self._changes.add(row.gone())
             if row.side == LEFT:
-                found.append(row)
-        return found
+                ready.setdefault(row.key, []).append(row)
+        return ready
 
     def _match(self, lefts: list[Row], rights: list[Row], keep: int) -> None:
         """Find the match of each row of one key, the newest first: what was found for one may be the next one's too."""
@@ -107,12 +124,11 @@ class JoinAsof:
         return None if entry is None else kept(entry, self._turn.codec)
 
     def _late_rows(self, unit: Unit) -> Rows:
-        made, began = Made(unit), self._turn.began or 0
+        made = Made(unit)
         for row in sorted(self._late, key=lambda row: (row.order, row.cell)):
-            key = decode_key(row.key)
-            made.add(row.key, key, late_row(row.row, key, row.at, LEFT, began, unit), row.at, row.order)
+            made.add(row.key, decode_key(row.key), row.row, row.at, row.order)
         self._turn.late(len(self._late))
-        return made.rows()
+        return late_rows(made.rows(), LEFT, self._turn.began or 0)
 
     def changes(self) -> list[Change]:
         return self._changes.sorted()

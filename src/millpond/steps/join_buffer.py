@@ -103,26 +103,26 @@ class Arrivals:
         self._rows: tuple[list[Row], list[Row]] = ([], [])
         self.unit: Unit | None = turn.unit
 
-    def take(self, rows: Rows, side: int, oldest: int | None) -> tuple[Rows, list[int]] | None:
-        """Rows of one side. Those older than `oldest` are not taken: they are given back as rows and places."""
+    def take(self, rows: Rows, side: int) -> None:
+        """Rows of one side that are not late."""
         keys, codec = rows.keys, self._turn.codec
-        assert keys is not None
-        if rows.times is None:
-            for i, row in enumerate(rows.objects()):
-                self._fail(rows, i, row, BadInput(_TIMELESS.format(verb=self._step.kind, side=SIDES[side])))
-            return None
+        assert keys is not None and rows.times is not None
         self._agree(rows.times.unit, side)
-        rows = rows.as_objects()
-        assert rows.times is not None
-        late = [] if oldest is None else np.flatnonzero(rows.times.values < oldest).tolist()
-        skipped, watched, found = frozenset(late), self._watched[side], self._rows[side]
+        watched, found = self._watched[side], self._rows[side]
         times, order, index = rows.times.values.tolist(), rows.order, keys.index
         for i, data in enumerate(self._encoded(rows)):
-            if data is not None and i not in skipped:
+            if data is not None:
                 row = Row(keys.encoded[index[i]], side, times[i], b"", data, codec, rows.data[i])
                 row.order, row.watched, row.is_open = int(order[i]), watched, watched
                 found.append(row)
-        return (rows, late) if late else None
+
+    def timed(self, rows: Rows, side: int) -> Rows | None:
+        """The rows as objects, if they have times; if not, each of them has failed."""
+        if rows.times is not None:
+            return rows.as_objects()
+        for i, row in enumerate(rows.objects()):
+            self._fail(rows, i, row, BadInput(_TIMELESS.format(verb=self._step.kind, side=SIDES[side])))
+        return None
 
     def by_key(self) -> dict[bytes, tuple[list[Row], list[Row]]]:
         """What has come, by key and side, in order of time; the order of the keys is their own."""
@@ -176,17 +176,28 @@ _TIMELESS = (
 )
 
 
-def late_rows(rows: Rows, late: Sequence[int], side: int, began: int) -> Rows:
+def parted(rows: Rows, oldest: int | None) -> tuple[Rows, Rows | None]:
+    """The rows that are not older than that, and the others if there are any."""
+    if oldest is None or rows.times is None or not len(late := np.flatnonzero(rows.times.values < oldest)):
+        return rows, None
+    return rows.pick(np.flatnonzero(rows.times.values >= oldest).tolist()), rows.pick(late.tolist())
+
+
+def late_rows(rows: Rows, side: int, began: int, **more: Sequence[Any]) -> Rows:
     """Rows that came too late, as they stand on the side stream, each with its own key and time."""
     assert rows.keys is not None and rows.times is not None
-    times, keys, unit = rows.times.values, rows.keys, rows.times.unit
-    found = [late_row(rows.data[i], keys.of(i), int(times[i]), side, began, unit) for i in late]
-    picked = rows.pick(late)
-    return Rows(found, picked.order, times=picked.times, keys=picked.keys)
-
-
-def late_row(row: Any, key: Any, at: int, side: int, began: int, unit: Unit) -> dict[str, Any]:
-    return {"row": own_copy(row), "key": key, "late_by": difference(began - at, unit), "side": SIDES[side]}
+    times, unit = rows.times.values.tolist(), rows.times.unit
+    found = [
+        {
+            "row": own_copy(row),
+            "key": rows.keys.of(i),
+            "late_by": difference(began - times[i], unit),
+            "side": SIDES[side],
+            **{name: values[i] for name, values in more.items()},
+        }
+        for i, row in enumerate(rows.data)
+    ]
+    return rows.with_data(found)
 
 
 def nothing(unit: Unit | None) -> Rows:

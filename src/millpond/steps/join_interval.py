@@ -8,10 +8,10 @@ from __future__ import annotations
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Step, Turn
-from millpond.steps.join_buffer import Arrivals, Changes, Row, kept, late_rows, nothing, read
+from millpond.steps.join_buffer import Arrivals, Changes, Row, kept, late_rows, nothing, parted, read
 from millpond.steps.join_pairs import Pairs
 from millpond.steps.join_reach import LEFT, RIGHT, Reach
-from millpond.timing import Unit, span
+from millpond.timing import MAX_TICKS, Unit, span
 
 # Whose unmatched rows come out: the left's, the right's.
 HOWS = {"inner": (False, False), "left": (True, False), "right": (False, True), "outer": (True, True)}
@@ -30,14 +30,17 @@ class JoinInterval:
         self._arrivals = Arrivals(step, turn, self._outer)
         self._pairs, self._changes = Pairs(step, turn), Changes()
         self.aside: list[Rows] = []
+        self.closed: int | None = None  # how far the end of the input has let go of what no watermark had
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
-        began = self._turn.began
-        oldest = None if began is None or rows.times is None else began - self._reach(rows.times.unit).grace
-        late = self._arrivals.take(rows, side, oldest)
-        if late is not None and began is not None:
-            self.aside.append(late_rows(*late, side, began))
-            self._turn.late(len(late[1]))
+        began, timed = self._turn.began, self._arrivals.timed(rows, side)
+        if timed is not None and timed.times is not None:
+            oldest = None if began is None else began - self._reach(timed.times.unit).grace
+            in_time, late = parted(timed, oldest)
+            self._arrivals.take(in_time, side)
+            if late is not None and began is not None:
+                self.aside.append(late_rows(late, side, began))
+                self._turn.late(len(late))
         return nothing(self._arrivals.unit)
 
     def _reach(self, unit: Unit) -> Reach:
@@ -84,7 +87,9 @@ class JoinInterval:
             due = reach.leaves(row.side, row.at)
             if watermark is None or due > watermark:
                 changes.add(row.change(due))
-            elif row.is_open:
+                continue
+            self._ended(due)
+            if row.is_open:
                 self._alone(row, due)
         for row in met.values():
             changes.add(row.change(reach.leaves(row.side, row.at)))
@@ -98,8 +103,14 @@ class JoinInterval:
                 changes.add(known.change(due))
                 continue
             changes.add(row.gone())
+            self._ended(due)
             if known.is_open and outer[row.side]:
                 self._alone(known, due)
+
+    def _ended(self, due: int) -> None:
+        # Whoever could still have met the row comes too late from now on: it is not said twice what it met.
+        if self._turn.final and due < MAX_TICKS:
+            self.closed = due if self.closed is None else max(due, self.closed)
 
     def _alone(self, row: Row, due: int) -> None:
         self._pairs.add_ending(row if row.side == LEFT else None, row if row.side == RIGHT else None, due)
