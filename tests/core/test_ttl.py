@@ -202,6 +202,18 @@ def test_a_row_that_fails_refreshes_nothing():
         assert driver.output("out") == ["x", "gone"]
 
 
+def test_a_row_of_a_stateful_map_that_fails_refreshes_nothing():
+    def f(key, row, n):
+        return (n + 1, n + 1) if not row.get("fails") else None / 0
+
+    ttl = mp.ttl(10, refresh="read")
+    app = app_with(lambda s: s.stateful_map("s", f, initial=0, ttl=ttl, on_error="skip"))
+    with TestDriver(app) as driver:
+        driver.send("rows", [row("a", 0), row("a", 9, fails=True), row("b", 9), row("a", 10), row("b", 11)])
+        assert driver.output("out") == [1, 1, 1, 2]
+        assert dict(driver.state("s").items()) == {"a": 1, "b": 2}
+
+
 # --- every entry on its own ---
 
 

@@ -30,6 +30,7 @@ class Cells:
         self._pending: dict[bytes, Any] = {}
         self._pending_times: dict[bytes, Times] = {}
         self._due: dict[tuple[bool, bytes], _Due] = {}  # of those that were asked for
+        self._is_timed = False  # whether any cell that was met has a time
         self.key = b""
 
     def turn_to(self, key: bytes) -> None:
@@ -50,6 +51,7 @@ class Cells:
                 found = held[cell] = Packed(entry.value)
                 if entry.due is not None or entry.wall is not None:
                     self._times.setdefault(self.key, {})[cell] = (entry.due, entry.wall)
+                    self._is_timed = True
         return found
 
     def value(self, cell: bytes) -> Any:
@@ -68,11 +70,14 @@ class Cells:
         """Set a cell, and when something is to happen to it."""
         self._pending[cell] = value if is_easy(value) else Packed(self.codec.encode(value))
         self._pending_times[cell] = (due, wall)
+        if due is not None or wall is not None:
+            self._is_timed = True
 
     def retime(self, cell: bytes, due: int | None = None, wall: int | None = None) -> None:
         """Leave a cell as it is, and set when something is to happen to it."""
         self._pending[cell] = self.read(cell)
         self._pending_times[cell] = (due, wall)
+        self._is_timed = True
 
     def drop(self, cell: bytes) -> None:
         if not is_absent(self.read(cell)):

@@ -84,8 +84,9 @@ class Deduplicate:
     def end(self) -> None:
         """Forget the ids that are over."""
         for wall, upto in ((False, self._turn.expiry), (True, self._turn.wall)):
-            while upto is not None and (found := self._cells.pop_due(upto, wall=wall)) is not None:
-                self._cells.drop(found[2])
+            for _, key, cell in () if upto is None else self._cells.all_due(upto, wall=wall):
+                self._cells.turn_to(key)
+                self._cells.drop(cell)
                 self._cells.keep()
 
     def changes(self) -> list[Change]:

@@ -44,7 +44,7 @@ class Entries(Cells):
 
     def read(self, cell: bytes) -> Any:
         found = super().read(cell)
-        if not is_absent(found) and not cell.startswith(TIMERS):
+        if self._is_timed and not is_absent(found) and not cell.startswith(TIMERS):
             times = self._known(cell)
             if times is not None and self.now.over(times):
                 return ABSENT
@@ -90,8 +90,9 @@ class Entries(Cells):
     def expire(self) -> None:
         """Take out of storage what is over by the end of the batch."""
         for wall, upto in ((False, self._turn.expiry), (True, self._turn.wall)):
-            while upto is not None and (found := self.pop_due(upto, wall=wall)) is not None:
-                self._remove(found[2])
+            for _, key, cell in () if upto is None else self.all_due(upto, wall=wall):
+                self.turn_to(key)
+                self._remove(cell)
                 self.keep()
 
     def _known(self, cell: bytes) -> Times | None:
@@ -164,6 +165,7 @@ class Entries(Cells):
                 super().read(entry.cell)
                 self._pending[entry.cell] = self._held[entry.key][entry.cell]
                 self._pending_times[entry.cell] = times
+                self._is_timed = True
                 self.keep()
 
     def _has_own(self, entry: Entry) -> bool:

@@ -109,10 +109,9 @@ class Process:
     def end(self) -> Rows | None:
         """Fire what is due, in the order of time; then take out what is over."""
         turn, made = self._turn, Made(self._turn.unit)
-        upto = turn.expiry if turn.final else turn.watermark
         fired: dict[tuple[int, bytes, bytes], int] = {}  # of those that were set in this very batch
         while True:
-            due = None if upto is None else self._cells.pop_due(upto, beginning=EVENT)
+            due = None if turn.expiry is None else self._cells.pop_due(turn.expiry, beginning=EVENT)
             due = due or self._cells.pop_due(turn.wall, wall=True, beginning=CLOCK)
             if due is None:
                 break
