@@ -8,7 +8,7 @@ from typing import Any
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.timing import Duration, duration
-from millpond.windows.kinds import MISSING
+from millpond.windows.kinds import MISSING, Hopping
 
 HOWS = ("inner", "left", "right", "outer")
 
@@ -82,6 +82,16 @@ def asof(name: str, keep: Any, how: Any, wait: Any, merge: Any) -> dict[str, Any
         "wait": wait,
         "merge": _merge(where, merge),
     }
+
+
+def window(name: str, window: Any, grace: Any, how: Any, merge: Any) -> dict[str, Any]:
+    """The options of a `join_window`."""
+    where = f"join_window({name!r}"
+    if not isinstance(window, Hopping):
+        raise InvalidUse(f"{where}, window): expected mp.tumbling(size) or mp.hopping(size, every), got {window!r}")
+    options = {"grace": duration(required_grace(where, grace), f"{where}, grace)")}
+    _one_kind(where, {"size": window.size, **options})
+    return {"window": window, **options, "how": _how(where, how, HOWS), "merge": _merge(where, merge)}
 
 
 def _ticks(of: Duration) -> float:

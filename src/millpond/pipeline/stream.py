@@ -21,11 +21,12 @@ from millpond.steps.expiring_map import begin as begin_map
 from millpond.steps.failure import OnError, checked
 from millpond.steps.join_asof import JoinAsof
 from millpond.steps.join_interval import JoinInterval
+from millpond.steps.join_window import JoinWindow
 from millpond.steps.process import Process, Processor, made
 from millpond.steps.state import State
 from millpond.steps.ttl import TTL, Lifetime, checked_ttl
 from millpond.timing import Duration, duration
-from millpond.windows.kinds import MISSING, Window
+from millpond.windows.kinds import MISSING, Hopping, Window
 from millpond.windows.triggers import Trigger, on_close
 
 R = TypeVar("R")
@@ -631,6 +632,46 @@ class KeyedStream(Stream[R], Generic[K, R]):
         """
         options = joins.asof(name, keep, how, wait, merge)
         return self._joined(JoinAsof, name, "join_asof", other, options, type, on_error, ())
+
+    def join_window(
+        self,
+        name: str,
+        other: KeyedStream[K, Any],
+        window: Hopping,
+        *,
+        grace: str | int | timedelta = MISSING,
+        how: Literal["inner", "left", "right", "outer"] = "inner",
+        merge: Callable[[Any, Any], Out] | None = None,
+        type: Any = None,
+        on_error: OnError | None = None,
+    ) -> JoinedStream[K, Out]:
+        """Every pair of a row and one of the other stream, of one key, that are in the same window.
+
+        The windows are `mp.tumbling` or `mp.hopping`. Pairs come when their window closes: when the watermark of both
+        streams has passed its end by `grace`. Where windows overlap, a pair comes once for each window that holds
+        both. With `how` "left", "right" or "outer" a row that meets none in a window comes alone, for that window.
+        An output has the later of its rows' times. `merge` is as in `join_interval`.
+
+        A row that missed a window is on `.late`, with `missed`, and counts in the windows that are open.
+
+        >>> import millpond as mp
+        >>> app = mp.App("site")
+        >>> views = app.stream("views", mp.sources.rows([]), timestamp="at").key_by("user")
+        >>> clicks = app.stream("clicks", mp.sources.rows([]), timestamp="at").key_by("user")
+        >>> seen = views.join_window("seen", clicks, mp.tumbling(10), grace=mp.NO_GRACE)
+        >>> out = seen.to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send({
+        ...         "views": [{"user": "ann", "at": 1, "page": "a"}, {"user": "ann", "at": 11, "page": "b"}],
+        ...         "clicks": [{"user": "ann", "at": 9}],
+        ...     })
+        ...     driver.finish()
+        ...     driver.output("out")
+        [{'user': 'ann', 'at': 1, 'page': 'a', 'at_right': 9}]
+        """
+        options = joins.window(name, window, grace, how, merge)
+        holds = (window.size, options["grace"])
+        return self._joined(JoinWindow, name, "join_window", other, options, type, on_error, holds)
 
 
 class JoinedStream(KeyedStream[K, R], Generic[K, R]):

@@ -1,0 +1,206 @@
+"""`join_window`: every pair of rows of one key that are in the same window, when the window closes.
+
+clicks.join_window("seen", views, mp.tumbling("1m"), grace="10s")
+
+Beside the rows, a cell for each open window says when it closes, so that windows are found by what is due:
+
+    w:0000000000000000100/0000000000000000110      true
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any
+
+from millpond.log.segment import Change
+from millpond.rows import Rows
+from millpond.steps.base import Step, Turn
+from millpond.steps.join_buffer import Arrivals, Changes, Row, kept, late_rows, nothing, read
+from millpond.steps.join_interval import HOWS
+from millpond.steps.join_pairs import Pairs
+from millpond.steps.join_reach import LEFT, RIGHT, SIDES
+from millpond.timing import MAX_TICKS, Unit, as_user, span
+from millpond.windows.assigning import closing, starts_of
+from millpond.windows.naming import extent_of, window_cell
+
+Extent = tuple[int, int]  # [start, end)
+
+
+@dataclass(frozen=True)
+class Panes:
+    """The windows of a join, in ticks."""
+
+    size: int
+    every: int
+    offset: int
+    grace: int
+
+    def of(self, at: int) -> list[Extent]:
+        """The windows that hold a time, oldest first.
+
+        >>> Panes(size=10, every=5, offset=0, grace=2).of(12)
+        [(5, 15), (10, 20)]
+        """
+        return [(start, start + self.size) for start in starts_of(at, self.size, self.every, self.offset)]
+
+    def closes(self, extent: Extent) -> int:
+        """The watermark at which a window closes."""
+        return min(closing(extent[1], self.grace), MAX_TICKS)
+
+    def split(self, at: int, began: int | None) -> tuple[list[Extent], list[Extent]]:
+        """The windows of a time that were open when the batch began, and those that had closed.
+
+        >>> Panes(size=10, every=5, offset=0, grace=2).split(12, began=17)
+        ([(10, 20)], [(5, 15)])
+        """
+        found = self.of(at)
+        closed = 0 if began is None else sum(self.closes(extent) <= began for extent in found)
+        return found[closed:], found[:closed]
+
+
+class JoinWindow:
+    """Rows are kept, once, until the last of their windows has closed. What pairs there are is seen when one closes.
+
+    A row that comes too late for some of its windows counts in the others, and is put aside with those it missed.
+    """
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        self._step, self._turn = step, turn
+        self._outer = HOWS[step.options["how"]]
+        self._arrivals = Arrivals(step, turn)
+        self._pairs, self._changes = Pairs(step, turn), Changes()
+        self.aside: list[Rows] = []
+        self.closed: int | None = None  # how far the end of the input has closed what no watermark had
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        began, timed = self._turn.began, self._arrivals.timed(rows, side)
+        if timed is not None and timed.times is not None:
+            if began is not None:
+                timed = self._in_time(timed, side, began)
+            self._arrivals.take(timed, side)
+        return nothing(self._arrivals.unit)
+
+    def _in_time(self, rows: Rows, side: int, began: int) -> Rows:
+        """The rows that some window is still open for. Those that have missed one go aside."""
+        assert rows.times is not None
+        panes, unit = self._panes(rows.times.unit), rows.times.unit
+        good, late, missed = [], [], list[Any]()
+        for i, at in enumerate(rows.times.values.tolist()):
+            still, gone = panes.split(at, began)
+            if still:
+                good.append(i)
+            if gone:
+                late.append(i)
+                missed.append([(as_user(start, unit), as_user(end, unit)) for start, end in gone])
+        if late:
+            self.aside.append(late_rows(rows.pick(late), side, began, missed=missed))
+            self._turn.late(len(late))
+        return rows if len(good) == len(rows) else rows.pick(good)
+
+    def _panes(self, unit: Unit) -> Panes:
+        where, window = f"join_window({self._step.name!r}", self._step.options["window"]
+        lengths = {"size": window.size, "every": window.every, "offset": window.offset}
+        given = {**lengths, "grace": self._step.options["grace"]}
+        return Panes(**{name: span(value, unit, f"{where}, {name})") for name, value in given.items()})
+
+    def end(self) -> Rows | None:
+        unit = self._arrivals.unit
+        if unit is None:
+            return None
+        panes, came = self._panes(unit), self._arrivals.by_key()
+        opened: dict[tuple[bytes, bytes], int] = {}  # windows that a row has met and that stay open: when they close
+        over: dict[bytes, dict[Extent, int]] = {}  # those that close now, by key
+        for key, sides in came.items():
+            for row in (*sides[LEFT], *sides[RIGHT]):
+                self._place(panes, row, unit, opened, over.setdefault(key, {}))
+        self._open(opened)
+        self._find_over(panes, over)
+        for key, windows in over.items():
+            self._close(key, windows, came.get(key, ([], [])))
+        return self._pairs.rows(unit)
+
+    def _place(
+        self,
+        panes: Panes,
+        row: Row,
+        unit: Unit,
+        opened: dict[tuple[bytes, bytes], int],
+        over: dict[Extent, int],
+    ) -> None:
+        """Note the windows of a new row, and keep it while one of them is open."""
+        windows, _ = panes.split(row.at, self._turn.began)
+        for extent in windows:
+            due = panes.closes(extent)
+            if self._is_over(due):
+                over[extent] = due
+            else:
+                opened[row.key, window_cell(*extent, unit)] = due
+        due = panes.closes(windows[-1])
+        if not self._is_over(due):
+            self._changes.add(row.change(due))
+
+    def _is_over(self, due: int) -> bool:
+        return self._turn.watermark is not None and due <= self._turn.watermark
+
+    def _open(self, opened: dict[tuple[bytes, bytes], int]) -> None:
+        known = self._turn.view.get_cells(self._step.name, [key for key, _ in opened], [cell for _, cell in opened])
+        for ((key, cell), due), value in zip(opened.items(), known, strict=True):
+            if value is None:
+                self._changes.add(Change(key, cell, b"true", due))
+
+    def _find_over(self, panes: Panes, over: dict[bytes, dict[Extent, int]]) -> None:
+        """What is due: windows to close, and rows whose last window closes."""
+        watermark = self._turn.watermark
+        for entry in self._turn.view.due(self._step.name, watermark) if watermark is not None else ():
+            is_window = entry.cell.startswith(b"w:")
+            at = kept(entry, self._turn.codec).at if not is_window else 0
+            extent = extent_of(entry.cell)[:2] if is_window else panes.of(at)[-1]
+            due = panes.closes(extent)
+            if not self._is_over(due):  # the program has grown more patient since it was kept
+                self._changes.add(Change(entry.key, entry.cell, entry.value, due))
+                continue
+            self._changes.add(Change(entry.key, entry.cell, None))
+            if is_window:
+                over.setdefault(entry.key, {})[extent] = due
+
+    def _close(self, key: bytes, windows: dict[Extent, int], new: tuple[list[Row], list[Row]]) -> None:
+        """Bring the pairs of some windows of one key; its rows in them are read once."""
+        ranges, sides = _together(windows), []
+        for side in range(len(SIDES)):
+            held = read(self._turn, self._step.name, key, side, ranges)
+            sides.append(sorted([*held, *new[side]], key=lambda row: row.cell))
+        times = [[row.at for row in rows] for rows in sides]
+        for (start, end), due in windows.items():
+            lefts, rights = (
+                rows[bisect_left(at, start) : bisect_left(at, end)] for rows, at in zip(sides, times, strict=True)
+            )
+            for left in lefts if rights else ():
+                for right in rights:
+                    self._pairs.add_ending(left, right, due)
+            if not rights and self._outer[LEFT]:
+                for left in lefts:
+                    self._pairs.add_ending(left, None, due)
+            if not lefts and self._outer[RIGHT]:
+                for right in rights:
+                    self._pairs.add_ending(None, right, due)
+            if self._turn.final and due < MAX_TICKS:  # what comes after the end is late
+                self.closed = due if self.closed is None else max(due, self.closed)
+
+    def changes(self) -> list[Change]:
+        return self._changes.sorted()
+
+
+def _together(windows: dict[Extent, int]) -> list[Extent]:
+    """The times, first and last included, that some windows cover, as few ranges as there can be.
+
+    >>> _together({(10, 20): 0, (0, 10): 0, (5, 15): 0, (30, 40): 0})
+    [(0, 19), (30, 39)]
+    """
+    found: list[Extent] = []
+    for start, end in sorted(windows):
+        if found and start <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], end - 1))
+        else:
+            found.append((start, end - 1))
+    return found
