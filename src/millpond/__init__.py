@@ -25,7 +25,7 @@ from millpond.aggregations import (
 from millpond.app import App, open
 from millpond.flow import BadRow, Chunk, Delivery, JsonLines, Limit, Sink, Source, Split
 from millpond.pipeline.fields import epoch_ms, epoch_s
-from millpond.pipeline.stream import KeyedStream, Stream
+from millpond.pipeline.stream import JoinedStream, KeyedStream, Stream
 from millpond.pipeline.windowed import WindowedStream
 from millpond.steps.failure import retry
 from millpond.steps.state import State, StateList, StateMap
@@ -54,6 +54,7 @@ __all__ = [
     "BadRow",
     "Chunk",
     "Delivery",
+    "JoinedStream",
     "JsonLines",
     "KeyedStream",
     "Limit",
