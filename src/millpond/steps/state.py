@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -253,6 +254,7 @@ class StateMap(MutableMapping[Any, Any]):
         return f"StateMap({dict(self)!r})"
 
 
+@lru_cache(4096)
 def cell_of(kind: str, name: str) -> bytes:
     """The cell that holds a name: its kind and the name, readable, without a colon of its own."""
     return f"{kind}:{quote(name, safe=_READABLE)}".encode()
