@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
+from millpond.steps.base import Step, Turn
 from millpond.steps.failure import OnError
 from millpond.steps.window import Windows
+from millpond.steps.window_bulk import hops
 from millpond.steps.window_sessions import Sessions
 from millpond.steps.window_sliding import Slides
-from millpond.steps.window_spans import Counts, Everything, Hops
+from millpond.steps.window_spans import Counts, Everything
 from millpond.timing import Duration
 from millpond.windows.kinds import TIMED, Counting, Global, Hopping, Session, Sliding, Window, checked_grace
 from millpond.windows.triggers import Trigger
@@ -26,8 +29,8 @@ Panes = Literal["accumulate", "discard", "retract"]
 Fires = Literal["this", "all"]
 By = Literal["stream", "key"]
 
-_RUNS: dict[type, type[Windows]] = {
-    Hopping: Hops,
+_RUNS: dict[type, Callable[[Step, Turn], Windows]] = {
+    Hopping: hops,
     Session: Sessions,
     Sliding: Slides,
     Global: Everything,

@@ -102,10 +102,10 @@ class Values:
 
 def all_changes(keys: Sequence[bytes], values: Sequence[bytes | None]) -> list[Change]:
     """Changes of the one cell of many keys, made without a call for each."""
-    return list(map(_make_change, zip(keys, repeat(b""), values, repeat(None), repeat(None), strict=False)))
+    return list(map(make_change, zip(keys, repeat(b""), values, repeat(None), repeat(None), strict=False)))
 
 
-_make_change = partial(tuple.__new__, Change)
+make_change = partial(tuple.__new__, Change)
 
 
 def is_easy(value: Any) -> bool:

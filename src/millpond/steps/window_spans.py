@@ -88,13 +88,17 @@ class Hops(Placed):
             raise self.no_time()
         mark = self.late_by(key)
         windows, missed = [], []
-        for start in starts_of(at, self.size, self.every, self.offset):
+        for start in self.starts(at):
             end = start + self.size
             if mark is not None and closing(end, self.grace) <= mark:
                 missed.append((start, end))
             else:
                 windows.append(self.find(key, window_cell(start, end, self.unit), start, end, saved))
         return windows, missed
+
+    def starts(self, at: int) -> range:
+        """The starts of the windows that hold a time."""
+        return starts_of(at, self.size, self.every, self.offset)
 
     def closes(self, w: Window) -> int:
         assert w.end is not None

@@ -140,6 +140,7 @@ class Accumulators:
         self._collects = any(a.kind in COLLECTING for a in aggregations.values())
         self.needs_time = any(a.kind in ("earliest", "latest") for a in aggregations.values())
         self._heads = {name: _head(codec, name, a.kind) for name, a in aggregations.items()}
+        self.heads = list(self._heads.values())
         self._ids = 0
         self._number = 0
 

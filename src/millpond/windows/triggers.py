@@ -104,11 +104,6 @@ def _same(state: State, event: Event) -> State:
     return state
 
 
-def _given(function: Any) -> Any:
-    """A function as the default of a field; it does not become a method."""
-    return field(default_factory=lambda: function)
-
-
 @dataclass(frozen=True)
 class Trigger:
     """Decides when a window shows a pane before it closes. Made by `mp.triggers.on_update()` and its like.
@@ -126,15 +121,15 @@ class Trigger:
 
     label: str
     causes: frozenset[Cause]  # of the events that it is told
-    initial: Callable[[], State] = _given(lambda: None)
-    advance: Callable[[State, Event], State] = _given(_same)
-    fires: Callable[[State, Event], bool] = _given(lambda state, event: True)
+    initial: Callable[[], State] = field(default_factory=lambda: lambda: None)  # a default by itself would be a method
+    advance: Callable[[State, Event], State] = field(default_factory=lambda: _same)
+    fires: Callable[[State, Event], bool] = field(default_factory=lambda: lambda state, event: True)
     # What only a trigger of this module needs: what becomes of its state when it has fired and where two sessions
     # join, and when it wants to be asked again, by the watermark or by the clock.
-    fired: Callable[[State, Event], State] = _given(_same)
-    merge: Callable[[State, State], State] = _given(lambda a, b: a)
-    due: Callable[[State, int, Unit], int | None] = _given(lambda state, end, unit: None)
-    wall: Callable[[State], int | None] = _given(lambda state: None)
+    fired: Callable[[State, Event], State] = field(default_factory=lambda: _same)
+    merge: Callable[[State, State], State] = field(default_factory=lambda: lambda a, b: a)
+    due: Callable[[State, int, Unit], int | None] = field(default_factory=lambda: lambda state, end, unit: None)
+    wall: Callable[[State], int | None] = field(default_factory=lambda: lambda state: None)
     needs_end: bool = False
 
     def __repr__(self) -> str:

@@ -1,0 +1,265 @@
+"""Tumbling and hopping windows that only count, add up and compare: columns instead of rows, tuples instead of windows.
+
+What each window keeps is the same as everywhere; so rows that cannot be taken as columns are done one by one, and a
+program whose windows become of this sort, or are no longer, goes on with what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from millpond.log.segment import Change
+from millpond.rows import Rows
+from millpond.steps.base import Made, Step, Turn
+from millpond.steps.values import make_change
+from millpond.steps.window import Saved
+from millpond.steps.window_columns import Column, Groups, Refused, Totals, can_read, column_of, grouped
+from millpond.steps.window_spans import Hops
+from millpond.steps.window_state import Window
+from millpond.windows.assigning import closing
+from millpond.windows.naming import extent_of, window_cell
+
+Place = tuple[bytes, bytes]  # a key and a cell
+_Closing = tuple[int, Place, tuple[Any, ...]]  # when, which, and what it holds
+
+
+def hops(step: Step, turn: Turn) -> Hops:
+    """A step of tumbling or hopping windows, of the sort that does it best."""
+    options = step.options
+    is_plain = not options["trigger"].causes and options["clock"] == "stream" and can_read(options["aggregations"])
+    return BulkHops(step, turn) if is_plain else Hops(step, turn)
+
+
+class BulkHops(Hops):
+    """The accumulators of a window as a tuple, the last of which says whether the window was there before."""
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        super().__init__(step, turn)
+        self._bulk: dict[Place, tuple[Any, ...]] = {}
+        self._closed: list[Place] = []  # that were there before
+        self._aggregations = list(self.accumulators.aggregations.items())
+
+    # --- rows come ---
+
+    def work(self, rows: Rows) -> None:
+        if len(rows) == 0:
+            return
+        if rows.form == "json":
+            rows = rows.as_objects()
+        try:
+            self._columns(rows)
+        except Refused:
+            super().work(rows)
+
+    def _columns(self, rows: Rows) -> None:
+        if rows.times is None or self._met:
+            raise Refused  # without a time, or where windows were opened one by one in this batch
+        fields = {a.field for _, a in self._aggregations if type(a.field) is str}
+        columns = {field: column_of(rows, field) for field in fields}
+        groups, missed = self._assigned(rows)
+        if groups is not None:
+            self._bring_up(rows, groups, columns)
+        if len(missed):
+            self._miss(rows, missed)
+
+    def _assigned(self, rows: Rows) -> tuple[Groups | None, Any]:
+        """The rows by key and window, and the places of those that missed one."""
+        assert rows.keys is not None and rows.times is not None
+        times = rows.times.values
+        keys = np.asarray(rows.keys.index, dtype=np.int64)
+        numbers = (times - self.offset) // self.every
+        row = None
+        if self.every != self.size:
+            many = -(-self.size // self.every)
+            spread = (numbers[:, None] - np.arange(many - 1, -1, -1)).ravel()
+            row = np.repeat(np.arange(len(times)), many)
+            inside = spread * self.every + self.offset + self.size > times[row]
+            numbers, row = spread[inside], row[inside]
+        mark = self.turn.began
+        missed: Any = ()
+        if mark is not None:
+            is_open = numbers * self.every + self.offset + self.size + self.grace > mark
+            if not is_open.all():
+                row = np.arange(len(times)) if row is None else row
+                missed = np.unique(row[~is_open])
+                numbers, row = numbers[is_open], row[is_open]
+        if len(numbers) == 0:
+            return None, missed
+        return grouped(keys if row is None else keys[row], len(rows.keys.encoded), numbers, row), missed
+
+    def _bring_up(self, rows: Rows, groups: Groups, columns: dict[Any, Column]) -> None:
+        assert rows.keys is not None and self.unit is not None
+        encoded = rows.keys.encoded
+        names = {
+            n: window_cell(start := n * self.every + self.offset, start + self.size, self.unit)
+            for n in np.unique(groups.windows).tolist()
+        }
+        keys = [encoded[k] for k in groups.keys.tolist()]
+        cells = [names[n] for n in groups.windows.tolist()]
+        before, existed = self._before(keys, cells)
+        totals = Totals(groups)
+        after = [
+            totals.bring_up(a, columns.get(a.field), old)
+            for (_, a), old in zip(self._aggregations, before, strict=True)
+        ]
+        self._bulk.update(zip(zip(keys, cells, strict=True), zip(*after, existed, strict=True), strict=True))
+
+    def _before(self, keys: list[bytes], cells: list[bytes]) -> tuple[list[list[Any]], list[bool]]:
+        """The accumulators of windows as they are, by aggregation, and whether the windows were there before."""
+        if self._bulk:
+            held = list(map(self._bulk.get, zip(keys, cells, strict=True)))
+            lacking = [i for i, found in enumerate(held) if found is None]
+            rest, existed = self._stored([keys[i] for i in lacking], [cells[i] for i in lacking])
+            for i, *accs in zip(lacking, *rest, existed, strict=True):
+                held[i] = tuple(accs)
+            *columns, existed_all = (list(column) for column in zip(*held, strict=True))
+            return columns, existed_all
+        return self._stored(keys, cells)
+
+    def _stored(self, keys: list[bytes], cells: list[bytes]) -> tuple[list[list[Any]], list[bool]]:
+        found = self.turn.view.get_cells(self.step.name, keys, cells)
+        places = [i for i, data in enumerate(found) if data is not None]
+        kept = self._decoded([data for data in found if data is not None])
+        existed = [data is not None for data in found]
+        return self._accumulators(kept, places, len(keys)), existed
+
+    def _accumulators(self, kept: list[dict[str, Any]], places: Sequence[int], size: int) -> list[list[Any]]:
+        """The accumulators by aggregation, each at its place; those that are new, or of another kind, begin anew."""
+        columns: list[list[Any]] = []
+        for name, a in self._aggregations:
+            column: list[Any] = [a.initial()] * size  # which nobody changes
+            for i, each in zip(places, kept, strict=True):
+                kind, acc = each.get(name, (None, None))
+                if kind == a.kind:
+                    column[i] = acc
+            columns.append(column)
+        return columns
+
+    def _decoded(self, texts: list[bytes]) -> list[dict[str, Any]]:
+        held = self.turn.codec.decode_lines(b"\n".join(texts)) if texts else []
+        if any(len(each) > 1 for each in held):  # it has shown panes, of another trigger
+            raise Refused
+        return [each["kept"] for each in held]
+
+    def _miss(self, rows: Rows, missed: Any) -> None:
+        assert rows.keys is not None and rows.times is not None
+        mark = self.turn.began
+        assert mark is not None
+        late = rows.pick(missed.tolist())
+        assert late.keys is not None and late.times is not None
+        for i, row in enumerate(late.objects()):
+            at, key = int(late.times.values[i]), late.keys.encoded[late.keys.index[i]]
+            extents = [(s, s + self.size) for s in self.starts(at) if closing(s + self.size, self.grace) <= mark]
+            self.miss(int(late.order[i]), key, at, row, extents)
+
+    # --- one by one ---
+
+    def find(self, key: bytes, cell: bytes, start: int | None, end: int | None, saved: Saved) -> Window:
+        if self._bulk and (held := self._bulk.pop((key, cell), None)) is not None:
+            self._window(key, cell, held)
+        return super().find(key, cell, start, end, saved)
+
+    def _window(self, key: bytes, cell: bytes, held: tuple[Any, ...]) -> Window:
+        start, end, _ = extent_of(cell)
+        w = self._met.setdefault(key, {})[cell] = Window(key, cell, start, end)
+        *accs, existed = held
+        w.accs = {name: acc for (name, _), acc in zip(self._aggregations, accs, strict=True)}
+        w.origin = cell if existed else None
+        w.alive = w.news = w.changed = True
+        return w
+
+    # --- windows close ---
+
+    def end(self) -> Rows | None:
+        upto = self.turn.watermark
+        if upto is None or self._met:  # where some were opened one by one, all are closed so
+            for (key, cell), held in self._bulk.items():
+                self._window(key, cell, held)
+            self._bulk = {}
+            return super().end()
+        self._made = Made(self.unit)
+        found = self._own_due(upto)
+        found += self._stored_due(upto, {place for _, place, _ in found})
+        found.sort(key=_by_time)
+        self._show(found)
+        self._put_late()
+        rows = self._made.rows()
+        return rows if len(rows) else None
+
+    def _closes_at(self, cell: bytes) -> int:
+        _, end = self.extent(cell)
+        assert end is not None
+        return closing(end, self.grace)
+
+    def _own_due(self, upto: int) -> list[_Closing]:
+        cells = {cell for _, cell in self._bulk}
+        due = {cell: at for cell in cells if (at := self._closes_at(cell)) <= upto}
+        if not due:
+            return []
+        found = [(due[place[1]], place, held) for place, held in self._bulk.items() if place[1] in due]
+        for _, place, held in found:
+            del self._bulk[place]
+            if held[-1]:
+                self._closed.append(place)
+        return found
+
+    def _stored_due(self, upto: int, own: set[Place]) -> list[_Closing]:
+        """Windows of earlier batches whose time has come."""
+        entries = [
+            entry
+            for entry in self.turn.view.due(self.step.name, upto)
+            if (place := (entry.key, entry.cell)) not in own and place not in self._bulk
+        ]
+        closes = {cell: self._closes_at(cell) for cell in {entry.cell for entry in entries}}
+        try:
+            if any(at > upto for at in closes.values()):  # the grace has grown since
+                raise Refused
+            kept = self._decoded([entry.value for entry in entries])
+        except Refused:
+            for entry in entries:
+                self._pass(self.take(entry), upto)
+            return []
+        places = [(entry.key, entry.cell) for entry in entries]
+        self._closed += places
+        columns = self._accumulators(kept, range(len(kept)), len(kept))
+        return [
+            (closes[place[1]], place, held) for place, held in zip(places, zip(*columns, repeat(True)), strict=False)
+        ]
+
+    def _show(self, closing_now: list[_Closing]) -> None:
+        for _, (key, cell), accs in closing_now:
+            start, end = self.extent(cell)
+            assert end is not None
+            results = {name: a.result(acc) for (name, a), acc in zip(self._aggregations, accs, strict=False)}
+            self._made.add(key, self.known(key), self.output(key, start, end, 0, True, results), end - 1)
+        if closing_now and self.turn.final:
+            self.closed = closing_now[-1][0]
+
+    # --- what has changed ---
+
+    def changes(self) -> list[Change]:
+        found = [] if not self._met else super().changes()
+        found += map(make_change, ((key, cell, None, None, None) for key, cell in self._closed))
+        if self._bulk:
+            found += self._encoded()
+        found.sort(key=_by_place)
+        return found
+
+    def _encoded(self) -> list[Change]:
+        places = list(self._bulk)
+        columns = list(zip(*self._bulk.values(), strict=True))
+        encode = self.turn.codec.encode_many
+        texts = [encode(column) for column in columns[:-1]]
+        pattern = b'{"kept":{' + b",".join(self.accumulators.heads) + b"}}"
+        values = map(pattern.__mod__, zip(*texts, strict=True))
+        due = {cell: self._closes_at(cell) for cell in {cell for _, cell in places}}
+        return [make_change((key, cell, v, due[cell], None)) for (key, cell), v in zip(places, values, strict=True)]
+
+
+_by_time = itemgetter(0, 1)
+_by_place = itemgetter(0, 1)
