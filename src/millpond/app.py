@@ -26,6 +26,7 @@ from millpond.pipeline.stream import Stream
 from millpond.run.commit import Driver, Hook
 from millpond.run.heartbeat import seems_running
 from millpond.run.loop import Settings, run
+from millpond.run.retention import Keep
 from millpond.steps.failure import OnError, checked
 from millpond.storage import Storage, open_storage
 from millpond.timing import duration, seconds
@@ -38,6 +39,9 @@ class App:
     `state_dir` is a path, an object-store URL or "memory://". `partitions` is how many parts the keys fall
     into; it is kept with the state, and nothing means as many as tasks run at once. `local_dir` is where each
     host keeps its replicas: `MILLPOND_LOCAL_DIR`, or a folder among the temporary files, if nothing is said.
+
+    The log is compacted after `compact_every` batches, or sooner if they are large. `keep` says how much of the
+    past stays within reach of `history`, `at` and rollback: so many batches, or all of a duration such as "7d".
 
     >>> import millpond as mp
     >>> app = mp.App("hello", state_dir="memory://")
@@ -57,12 +61,20 @@ class App:
         partitions: int | None = None,
         *,
         local_dir: str | None = None,
+        keep: int | str | timedelta = 1000,
+        compact_every: int = 100,
     ) -> None:
         if not isinstance(name, str) or not name.strip() or "\x00" in name or len(name.encode()) > 120:
             raise InvalidUse(f"App(name): expected a plain name such as 'orders', got {name!r}")
         if partitions is not None and (type(partitions) is not int or not 1 <= partitions <= 10_000):
             raise InvalidUse(f"App(partitions): expected a whole number from 1 to 10000, got {partitions!r}")
+        if type(compact_every) is not int or compact_every < 1:
+            raise InvalidUse(f"App(compact_every): expected a whole number of 1 or more, got {compact_every!r}")
+        if type(keep) is int and keep < 1:
+            raise InvalidUse(f'App(keep): expected a number of batches or a duration such as "7d", got {keep!r}')
         self.name, self.partitions, self.local_dir = name, partitions, local_dir
+        self.compact_every = compact_every
+        self.keep = Keep(keep) if type(keep) is int else Keep(1, seconds(keep, "App(keep)"))
         self.state_dir = str(state_dir)
         self._graph = g.Graph()
         self._storage: Storage | None = None
@@ -238,6 +250,8 @@ class App:
                         home=self.local_dir,
                         hook=hook,
                         stop=self._stop,
+                        keep=self.keep,
+                        compact_every=self.compact_every,
                     )
                     try:
                         runtime.resume(driver, caught_up=settings.until == "caught-up")

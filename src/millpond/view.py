@@ -14,14 +14,16 @@ import pyarrow as pa
 from millpond.clock import Clock, as_datetime
 from millpond.codec import Codec, decode_key, encode_key, partition_of
 from millpond.errors import InvalidUse
+from millpond.log import manifest as manifests
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
+from millpond.log.manifest import Manifest
 from millpond.log.paths import Paths
 from millpond.log.record import Record
 from millpond.replica import Replica, View, home
-from millpond.replica.local import close_below, replicated
+from millpond.replica.local import close_below
 from millpond.run.context import Context
-from millpond.run.tasks import belongs, missing, replica_folder
+from millpond.run.tasks import caught_up
 from millpond.steps.aggregate import results
 from millpond.steps.base import Step
 from millpond.steps.entries import MORTAL, is_state, living
@@ -93,6 +95,13 @@ class StateView:
             self._seen = None if found is None else found.number
             return found
         record = self._ledger.read(self._batch)
+        gone = self._batch < self._ledger.floor() or (
+            record is not None and record.manifest is not None and self._storage.get(record.manifest.path) is None
+        )
+        if gone:
+            raise InvalidUse(
+                f"app {self._app!r}: batch {self._batch} is no longer within reach: App(keep=) says how many are"
+            )
         if record is None:
             raise InvalidUse(f"app {self._app!r}: there is no batch {self._batch}")
         return record
@@ -134,6 +143,7 @@ class StateView:
             state_url=self._storage.url,
             home=self._home,
             checksums={record.number: record.checksum},
+            manifest=record.manifest,
         )
 
     def _read(self, record: Record, partition: int, use: Any) -> Any:
@@ -144,12 +154,7 @@ class StateView:
                 return use(view)
 
         try:
-            return replicated(
-                replica_folder(context, partition),
-                lambda position: missing(self._storage, context, partition, position),
-                reading,
-                belongs=lambda view: belongs(self._storage, context, view),
-            )
+            return caught_up(self._storage, context, partition, reading)
         finally:
             if self._own_home is not None:  # its folder goes with this view: leave no store open in it
                 close_below(self._own_home.name)
@@ -213,7 +218,10 @@ class StateView:
             return
         kind, partition = self._kind(newest), partition_of(encoded, newest.partitions)
         held: dict[bytes, bytes] = {}
-        for record in self._ledger.between(newest.born - 1, newest.number):
+        floor = max(newest.born, self._ledger.floor())
+        if floor > newest.born:  # what was before is compacted, and only what it came to is known
+            held = self._before(floor, newest, partition, encoded)
+        for record in self._ledger.between(floor - 1, newest.number):
             changed = False
             for part in record.segments.get(self._name, {}).get(partition, []):
                 for change in segment.unpack_key(pointer.read(self._storage, part), encoded):
@@ -227,6 +235,15 @@ class StateView:
             if changed:
                 value = self._value(kind, key, sorted(held.items()), record) if held else None
                 yield Moment(record.number, as_datetime(record.time), value, deleted=not held)
+
+    def _before(self, floor: int, newest: Record, partition: int, key: bytes) -> dict[bytes, bytes]:
+        """The cells of a key as they were when the records that are gone had been applied."""
+        for record in self._ledger.between(floor - 1, newest.number):
+            if record.manifest is not None and self._storage.get(record.manifest.path) is not None:
+                manifest = manifests.read(self._storage, record.manifest)
+                if manifest.upto == floor - 1:
+                    return _in_manifest(self._storage, manifest, self._name, partition, key)
+        return {}
 
     def at(self, batch: int) -> StateView:
         """The same state as it was when a batch had been committed.
@@ -278,6 +295,19 @@ class StateView:
         >>> def show(spark): mp.App("orders").state("total").to_dataframe(spark).show()
         """
         return spark.createDataFrame(self.to_arrow())
+
+
+def _in_manifest(storage: Storage, where: Manifest, step: str, partition: int, key: bytes) -> dict[bytes, bytes]:
+    """The cells of one key as a manifest has them."""
+    held: dict[bytes, bytes] = {}
+    for run in where.runs.get(step, {}).get(partition, []):
+        for part in run:
+            for change in segment.unpack_key(pointer.read(storage, part.file), key):
+                if change.value is None:
+                    held.pop(change.cell, None)
+                else:
+                    held[change.cell] = change.value
+    return held
 
 
 def forget_replicas(app: str, incarnation: str | None, place: str | None) -> None:

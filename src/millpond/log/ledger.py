@@ -80,19 +80,31 @@ class Ledger:
             try:
                 created = self.storage.put_new(path, data)
             except Unavailable as error:
-                if self._is_ours(record):
+                if self._is_ours(record) and record.number >= self.floor():
                     return record
                 if attempt == ATTEMPTS:
                     raise
                 self.clock.sleep(error.retry_after or 0.1 * 2**attempt)
                 continue
             if created or self._is_ours(record):
-                return record
+                # Old records are removed, and their numbers must not be taken again by one who overslept.
+                if record.number >= self.floor():
+                    return record
+                self.storage.delete([path])
             raise Fenced(
                 f"app {self.app!r} in {self.storage.url}: record {record.number} was written by another driver, "
                 "which owns the app now. This driver has stopped; nothing is lost."
             )
         raise AssertionError("unreachable")
+
+    def floor(self) -> int:
+        """The number below which records may have been removed."""
+        data = self.storage.get(self.paths.floor)
+        return int(data) if data and data.isdigit() else 0
+
+    def raise_floor(self, number: int) -> None:
+        """From now on no record below this number is needed; said before any of them is removed."""
+        self.storage.put(self.paths.floor, b"%d" % number)
 
     def _is_ours(self, record: Record) -> bool:
         try:

@@ -6,6 +6,8 @@
 <app>/exchange/<batch>-<driver>/…          rows between two keyed stages of one batch; gone with it
 <app>/positions/<stream>/…                 positions that are too long for a record
 <app>/spark/<stream>/…                     Spark's own checkpoint files, where it is a source
+<app>/manifests/…                          the state at some record, as lists of segments
+<app>/ledger/floor                         the number below which records may be gone
 <app>/heartbeat.json                       who seems to be running
 """
 
@@ -73,6 +75,13 @@ class Paths:
 
     def state(self, step: str, partition: int, attempt: Attempt) -> str:
         return f"{self.root}/steps/{safe(step)}/{partition:05d}/{attempt}.parquet"
+
+    def manifest(self, attempt: Attempt) -> str:
+        return f"{self.root}/manifests/{attempt}.json"
+
+    @property
+    def floor(self) -> str:
+        return f"{self.ledger}/floor"
 
     def output(self, sink: str, partition: int, attempt: Attempt) -> str:
         return f"{self.root}/outputs/{safe(sink)}/{partition:05d}/{attempt}.parquet"

@@ -92,9 +92,19 @@ def pack_state(changes: Sequence[Change], origin: Origin) -> memoryview:
     return _parquet(pa.Table.from_arrays(columns, schema=STATE), origin)
 
 
+def state_table(data: bytes) -> pa.Table:
+    """A state segment as a table."""
+    return pq.read_table(pa.BufferReader(data), use_threads=False)
+
+
+def pack_table(table: pa.Table, origin: Origin) -> memoryview:
+    """A table of state, sorted by key and cell, as a Parquet file."""
+    return _parquet(table, origin)
+
+
 def unpack_state(data: bytes) -> list[Change]:
     """The changes of a state segment, in its order."""
-    return _changes(pq.read_table(pa.BufferReader(data), use_threads=False))
+    return _changes(state_table(data))
 
 
 def _changes(table: pa.Table) -> list[Change]:

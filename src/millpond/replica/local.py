@@ -15,7 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,7 +35,8 @@ MAX_DATABASES = 3072  # three for each step
 MOST_OPEN = 48  # stores in one process: address space has room for about a hundred of them
 _META = b"position"
 
-Applied = tuple[int, dict[str, Sequence[Change]]]  # a record's number, and its changes by step
+# A record's number, and its changes by step; a step may come several times, in pieces.
+Applied = tuple[int, Mapping[str, Sequence[Change]] | Iterable[tuple[str, Sequence[Change]]]]
 
 
 class Replaced(Exception):
@@ -159,7 +160,9 @@ class Replica:
                 self._sign()
         return position
 
-    def _apply(self, number: int, changes: dict[str, Sequence[Change]]) -> int:
+    def _apply(
+        self, number: int, changes: Mapping[str, Sequence[Change]] | Iterable[tuple[str, Sequence[Change]]]
+    ) -> int:
         opened = {}
         with self._env.begin(write=True) as txn:
             meta = _meta(txn)
@@ -175,7 +178,7 @@ class Replica:
                     known.add(name)
                 return opened[name]
 
-            for step, step_changes in changes.items():
+            for step, step_changes in changes.items() if isinstance(changes, Mapping) else changes:
                 names = (DUE + step, WALL + step)
                 timed = any(name in known for name in names) or any(
                     change.due is not None or change.wall is not None for change in step_changes

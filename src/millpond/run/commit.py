@@ -24,10 +24,12 @@ from millpond.flow import Limit
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
 from millpond.run.batch import Computed, Plan, kept_positions, merged, plan_streams, positions_of, spark_batches
+from millpond.run.compaction import EVERY, Compactor
 from millpond.run.context import Moment
 from millpond.run.delivery import Courier
 from millpond.run.owner import Owner
 from millpond.run.plan import disagreement, grouped
+from millpond.run.retention import Keep
 from millpond.run.runtime import JobLost, Runtime
 from millpond.run.tasks import TooMuch
 from millpond.run.watermarks import Quiet, is_due, reached
@@ -56,6 +58,8 @@ class Driver:
         threaded: bool = True,
         stop: threading.Event | None = None,
         bounded: bool = True,
+        keep: Keep | None = None,
+        compact_every: int = EVERY,
     ) -> None:
         self.program, self.runtime, self.storage, self.clock, self.home = program, runtime, storage, clock, home
         self._at: Hook = hook or (lambda step, when: None)
@@ -63,6 +67,16 @@ class Driver:
         self.positions = positions_of(storage, self.last)
         self._limit = Limit(1 << 60, 1 << 60)  # what the last batch was allowed to read
         self._quiet, self._bounded = Quiet(), bounded
+        self.compactor = Compactor(
+            program.app,
+            self.owner.id,
+            storage,
+            self.owner.ledger,
+            runtime.compact,
+            keep or Keep(),
+            threaded,
+            every=compact_every,
+        )
         self.courier = Courier(
             program,
             runtime,
@@ -77,6 +91,7 @@ class Driver:
             for record in self.owner.open_deliveries():
                 self.courier.send(record)
             self.courier.wait()
+            self.compactor.begin(self.last)
         except BaseException:
             self.close()
             raise
@@ -185,6 +200,7 @@ class Driver:
             watermarks=computed.times,
             reached=reached(self.program, context.moment, computed.times, computed.closed),
             due=computed.due,
+            manifest=self.compactor.ready or self.last.manifest,
         )
         self._at("commit", "during")
         for stream, places in computed.positions.items():
@@ -211,6 +227,7 @@ class Driver:
             for item in self.storage.list(self.owner.ledger.paths.exchanges(self.last.number, self.owner.id)):
                 self.storage.delete([item.path])
                 self._at("tidy", "during")
+        self.compactor.committed(self.last)
         self._at("tidy", "after")
 
     def release(self) -> None:
@@ -219,8 +236,11 @@ class Driver:
             self.courier.wait()
         finally:
             if self.last.kind != "release":
-                self.owner.write("release", self.courier.delivered)
+                self.compactor.wait()
+                manifest = self.compactor.ready or self.last.manifest
+                self.owner.write("release", self.courier.delivered, manifest=manifest)
 
     def close(self) -> None:
         """Stop delivering; nothing of this driver goes on. May be called twice."""
         self.courier.close()
+        self.compactor.wait()

@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 from millpond.errors import Unavailable
 from millpond.flow import Delivery
+from millpond.log.manifest import Run
 from millpond.log.pointer import Pointer
 from millpond.pipeline.graph import Program
 from millpond.run.context import Context, Piece, Planned, Stage
+from millpond.run.merging import Merge
 
 
 class JobLost(Exception):
@@ -64,6 +66,10 @@ class Runtime(Protocol):
 
     def deliver(self, program: Program, state_url: str, parcels: list[Parcel]) -> None:
         """Give parcels to a sink whose place is not in the driver; `JobLost` if they may not all be there."""
+        ...
+
+    def compact(self, works: list[Merge]) -> list[dict[str, Run]]:
+        """Merge the runs of each partition; `JobLost` if that could not be done."""
         ...
 
     def offers(self, wait: float) -> list[Offer]:

@@ -6,19 +6,23 @@ anywhere, at the same time; what it writes has a name that no other attempt can 
 
 from __future__ import annotations
 
+import logging
 import pickle
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 from millpond.clock import Clock, SystemClock, elapsed, new_id
-from millpond.errors import MillpondError, StepFailed, Unavailable
+from millpond.errors import Corrupt, MillpondError, StepFailed, Unavailable
 from millpond.flow import Chunk, JsonLines, Source
+from millpond.log import manifest as manifests
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
+from millpond.log.manifest import Manifest
+from millpond.log.record import Record
 from millpond.log.segment import Change, Origin
 from millpond.pipeline.graph import Keep, Program, Read
 from millpond.replica import Replica, View, home
@@ -30,6 +34,9 @@ from millpond.run.work import Work
 from millpond.steps.failure import Stop
 from millpond.storage import Storage, open_storage
 from millpond.timing import MAX_TICKS
+
+log = logging.getLogger("millpond")
+T = TypeVar("T")
 
 MOST_REMEMBERED = 200_000  # changes that one process keeps to apply them without reading them back
 MOST_BLOB_BYTES = 1 << 30  # Spark cannot move 2 GiB from one task to one partition
@@ -206,13 +213,46 @@ def _keyed(
     def work_on(replica: Replica) -> Result:
         return _with_state(program, context, stage, partition, arrived, replica, tools, result)
 
-    return replicated(
-        replica_folder(context, partition),
-        lambda position: missing(storage, context, partition, position),
-        work_on,
-        anew=rebuild,
-        belongs=lambda view: belongs(storage, context, view),
-    )
+    return caught_up(storage, context, partition, work_on, anew=rebuild)
+
+
+def caught_up(
+    storage: Storage, context: Context, partition: int, use: Callable[[Replica], T], *, anew: bool = False
+) -> T:
+    """Use a partition's replica at the record that the context names. If the newest manifest, or what it names,
+    is damaged, an earlier one and more of the log do as well, for as long as they are kept.
+    """
+    while True:
+        now = context
+        try:
+            return replicated(
+                replica_folder(now, partition),
+                lambda position, now=now: missing(storage, now, partition, position),  # type: ignore[misc]
+                use,
+                anew=anew,
+                belongs=lambda view, now=now: belongs(storage, now, view),  # type: ignore[misc]
+            )
+        except Corrupt:
+            if context.manifest is None:
+                raise
+            earlier = _earlier(storage, context)
+            if earlier is None:
+                raise
+            log.warning("%s: %s cannot be read; an earlier one is taken", context.app, context.manifest.path)
+            context = replace(context, manifest=earlier.manifest)
+
+
+def _earlier(storage: Storage, context: Context) -> Record | None:
+    """The newest record before whose manifest is another than the context's, if the log since then is there."""
+    ledger = Ledger(storage, context.app, SystemClock())
+    for number in range(context.base, max(ledger.floor(), context.born) - 1, -1):
+        record = ledger.read(number)
+        if record is None:
+            return None
+        if record.manifest != context.manifest:
+            whole = record.manifest is not None or ledger.floor() <= context.born
+            return record if whole else None
+    return None
 
 
 def _fetched(storage: Storage, piece: Piece) -> bytes:
@@ -358,6 +398,10 @@ def replica_folder(context: Context, partition: int) -> Path:
 def missing(storage: Storage, context: Context, partition: int, position: int) -> Iterator[Applied]:
     """The changes of the records after a position and up to the one that the batch builds on."""
     ledger = Ledger(storage, context.app, SystemClock())
+    if position < 0 and context.manifest is not None:
+        manifest = manifests.read(storage, context.manifest)
+        yield manifest.upto, _compacted(storage, manifest, partition)
+        position = manifest.upto
     for number in range(max(position + 1, context.born), context.base + 1):
         known = context.recent.get(number)
         if known is not None:
@@ -368,6 +412,15 @@ def missing(storage: Storage, context: Context, partition: int, position: int) -
             segments = {step: parts[partition] for step, parts in record.segments.items() if partition in parts}
         changes = {step: _read_changes(storage, pointers) for step, pointers in segments.items()}
         yield number, {HISTORY: [Change(b"record", b"", checksum.encode())], **changes}
+
+
+def _compacted(storage: Storage, manifest: Manifest, partition: int) -> Iterator[tuple[str, Sequence[Change]]]:
+    """All of a partition's state at a manifest's record, file by file."""
+    yield HISTORY, [Change(b"record", b"", manifest.checksum.encode())]
+    for step, parts in manifest.runs.items():
+        for run in parts.get(partition, []):
+            for part in run:
+                yield step, segment.unpack_state(pointer.read(storage, part.file))
 
 
 def belongs(storage: Storage, context: Context, view: View) -> bool:

@@ -298,6 +298,8 @@ class TestDriver:
             hook=self._point,
             threaded=False,
             bounded=False,
+            keep=self._app.keep,
+            compact_every=self._app.compact_every,
         )
 
     def _replaced(self, program: Program) -> Program:

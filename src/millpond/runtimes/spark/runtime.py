@@ -13,10 +13,12 @@ from pyspark.sql import SparkSession
 
 from millpond.codec import Codec
 from millpond.errors import MillpondError
+from millpond.log.manifest import Run
 from millpond.pipeline.graph import Program
 from millpond.run.commit import Driver
 from millpond.run.context import Context, Piece, Planned, Stage
 from millpond.run.delivery import failed, hand_over
+from millpond.run.merging import Merge, merged
 from millpond.run.runtime import Gone, JobLost, Offer, Parcel
 from millpond.runtimes.spark.exchange import Exchange, KeyedTask, ReadTask
 from millpond.runtimes.spark.frames import Frames, FrameTask, plain_lines
@@ -115,6 +117,12 @@ class SparkRuntime:
             found = tasks.mapPartitions(lambda mine: _hand_over(shipped, state_url, mine)).collect()
         if found:
             raise found[0]
+
+    def compact(self, works: list[Merge]) -> list[dict[str, Run]]:
+        url = self.state_url
+        with self._job(self._program.app, "compaction"):
+            tasks = self._context.parallelize(works, len(works))
+            return tasks.map(lambda work: merged(open_storage(url), work)).collect()
 
     @contextlib.contextmanager
     def _job(self, app: str, what: str) -> Iterator[None]:

@@ -1,0 +1,72 @@
+"""Manifests: the state at one record as runs of segments, so that nobody need read the log from its beginning.
+
+A run is a list of state segments in the order of their keys, none of which overlap. Runs lie over each other,
+the oldest first: of a cell that is in several, the youngest says what it is. Together with the records after
+`upto` they are the whole state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from millpond.errors import Corrupt, Incompatible
+from millpond.log import pointer
+from millpond.log.pointer import Pointer
+from millpond.storage import Storage
+
+FORMAT = 1
+
+
+class Part(Struct, frozen=True):
+    """One segment of a run, and the first key in it."""
+
+    file: Pointer
+    first: str
+
+
+Run = list[Part]
+Runs = dict[str, dict[int, list[Run]]]  # step → partition → runs, oldest first
+
+
+class Manifest(Struct, omit_defaults=True):
+    """The state at record `upto`."""
+
+    format: int
+    app: str
+    upto: int
+    checksum: str  # of that record: a replica knows by it whose history it has
+    runs: Runs = field(default_factory=dict)
+
+    def files(self) -> list[Pointer]:
+        """Every segment that it names."""
+        return [part.file for parts in self.runs.values() for runs in parts.values() for run in runs for part in run]
+
+
+def size(run: Run) -> int:
+    """The bytes of a run."""
+    return sum(part.file.bytes for part in run)
+
+
+def write(storage: Storage, path: str, manifest: Manifest) -> Pointer:
+    return pointer.write(storage, path, msgspec.json.encode(manifest), len(manifest.files()))
+
+
+def read(storage: Storage, where: Pointer) -> Manifest:
+    return unpack(pointer.read(storage, where), f"{storage.url}: {where.path}")
+
+
+def unpack(data: bytes, where: str) -> Manifest:
+    """The manifest that these bytes hold."""
+    try:
+        found: dict[str, Any] = msgspec.json.decode(data)
+        if found.get("format") == FORMAT:
+            return msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, AttributeError) as error:
+        raise Corrupt(f"{where} is damaged: {error}. Put it back from a copy of the state directory.") from error
+    raise Incompatible(
+        f"{where} has format {found.get('format')}, and this version of Millpond reads format {FORMAT}: "
+        "upgrade Millpond."
+    )

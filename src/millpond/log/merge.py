@@ -1,0 +1,85 @@
+"""Merging runs of state segments into one, as pure functions over Arrow tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.log.manifest import Part, Run, size
+from millpond.log.segment import STATE
+
+MOST_ROWS = 1_000_000  # in one file of a run: what a merge holds in memory is a few of these
+
+
+def chosen(runs: Sequence[Run], fresh: int) -> int:
+    """How many of the runs, oldest first, stay as they are when `fresh` bytes come on top.
+
+    A run is merged with what is above it once that is half as large: so every byte is written a few times
+    at most, and all runs above the oldest come to no more than it.
+    """
+    stay, above = len(runs), fresh
+    while stay and size(runs[stay - 1]) <= 2 * above:
+        stay -= 1
+        above += size(runs[stay])
+    return stay
+
+
+def newest_of(tables: Sequence[pa.Table]) -> pa.Table:
+    """One row per cell, the one of the youngest table that has it; tables oldest first, the result sorted."""
+    age = np.concatenate([np.full(len(table), i, dtype=np.int32) for i, table in enumerate(tables)])
+    together = pa.concat_tables([table.select(STATE.names) for table in tables]).append_column("age", pa.array(age))
+    if len(together) == 0:
+        return STATE.empty_table()
+    order = pc.sort_indices(together, [("key", "ascending"), ("cell", "ascending"), ("age", "ascending")])
+    together = together.take(order).combine_chunks()
+    last = np.ones(len(together), dtype=bool)
+    if len(together) > 1:
+        same = pc.and_(_repeats(together.column("key")), _repeats(together.column("cell")))
+        last[:-1] = ~np.asarray(same.to_numpy(zero_copy_only=False), dtype=bool)
+    return together.filter(pa.array(last)).select(STATE.names)
+
+
+def _repeats(column: pa.ChunkedArray) -> Any:
+    """Whether each value equals the one after it."""
+    whole = column.combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):
+        whole = pa.concat_arrays(whole.chunks)
+    return pc.equal(whole.slice(0, len(whole) - 1), whole.slice(1))
+
+
+def living(table: pa.Table) -> pa.Table:
+    """Without the cells that are gone."""
+    return table.filter(pc.invert(table.column("deleted")))
+
+
+def between(table: pa.Table, first: str | None, end: str | None) -> pa.Table:
+    """The rows whose key lies from `first` to before `end`, by their bytes."""
+    keys = table.column("key")
+    mask = pa.array(np.ones(len(table), dtype=bool))
+    if first is not None:
+        mask = pc.and_(mask, pc.greater_equal(keys, first))
+    if end is not None:
+        mask = pc.and_(mask, pc.less(keys, end))
+    return table.filter(mask)
+
+
+def pieces(table: pa.Table, most: int = MOST_ROWS) -> Iterator[pa.Table]:
+    """A sorted table in pieces of about so many rows; the cells of one key stay together."""
+    start = 0
+    keys = table.column("key")
+    while start < len(table):
+        end = min(start + most, len(table))
+        while end < len(table) and keys[end].as_py() == keys[end - 1].as_py():
+            end += 1
+        yield table.slice(start, end - start)
+        start = end
+
+
+def bounds(run: Run) -> list[tuple[Part, str | None, str | None]]:
+    """The parts of a run with the keys from which and before which each is the one to look in."""
+    firsts: list[str | None] = [None, *(part.first for part in run[1:])]
+    return list(zip(run, firsts, [*firsts[1:], None], strict=True))

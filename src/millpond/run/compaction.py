@@ -1,0 +1,150 @@
+"""Compaction: the log of a partition is merged into runs, off the critical path, and never grows without bound.
+
+It changes nothing by itself: it writes new files, and a manifest that names them. The next record that the
+owner writes carries the manifest, and from then on the state is the manifest's runs and the records after it. A
+compaction that dies leaves files that nobody names.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from millpond.clock import new_id
+from millpond.errors import Corrupt, Incompatible, MillpondError
+from millpond.log import manifest as manifests
+from millpond.log import merge
+from millpond.log.ledger import Ledger
+from millpond.log.manifest import Manifest, Run
+from millpond.log.paths import Attempt, Paths
+from millpond.log.pointer import Pointer
+from millpond.log.record import Record
+from millpond.run.merging import Merge
+from millpond.run.retention import Keep, orphans, pruned
+from millpond.run.runtime import JobLost
+from millpond.storage import Storage
+
+log = logging.getLogger("millpond")
+
+EVERY = 100  # records
+BYTES = 64 << 20  # of fresh segments
+
+
+@dataclass
+class Compactor:
+    """Watches what commits, and compacts when there is enough: in a thread, or where it is called."""
+
+    app: str
+    driver: str
+    storage: Storage
+    ledger: Ledger
+    run: Callable[[list[Merge]], list[dict[str, Run]]]  # does the work of all partitions, wherever that is
+    keep: Keep
+    threaded: bool
+    at: Callable[[str], None] = lambda when: None
+    every: int = EVERY
+    ready: Pointer | None = None
+    _held: Manifest | None = None
+    _fresh: list[Record] = field(default_factory=list)
+    _thread: threading.Thread | None = None
+
+    def begin(self, last: Record) -> None:
+        """Read what is not compacted yet."""
+        self._held = self._readable(last)
+        done = last.born - 1 if self._held is None else self._held.upto
+        self._fresh = [record for record in self.ledger.between(done, last.number) if record.segments]
+        if last.number > last.born:
+            self._work(lambda: self.storage.delete(orphans(self.storage, self.ledger, last.number + 1, self.driver)))
+
+    def _readable(self, last: Record) -> Manifest | None:
+        """The newest manifest that is whole; the log since it is there too."""
+        try:
+            return None if last.manifest is None else manifests.read(self.storage, last.manifest)
+        except (Corrupt, Incompatible):
+            for number in range(last.number, max(self.ledger.floor(), last.born) - 1, -1):
+                earlier = self.ledger.read(number)
+                if earlier is not None and earlier.manifest != last.manifest:
+                    return self._readable(earlier)
+            raise
+
+    def committed(self, record: Record) -> None:
+        """A record was written. If it carries a manifest of ours, what that replaces is forgotten."""
+        if record.segments:
+            self._fresh.append(record)
+        if self.ready is not None and record.manifest == self.ready:
+            self._held = manifests.read(self.storage, self.ready)
+            self._fresh = [held for held in self._fresh if held.number > self._held.upto]
+            self.ready = None
+            self._work(lambda: pruned(self.storage, self.ledger, record, self.keep))
+        elif self.ready is None and not self.busy and self._enough():
+            self._work(lambda: self.compact(record))
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _enough(self) -> bool:
+        fresh = sum(
+            file.bytes
+            for record in self._fresh
+            for parts in record.segments.values()
+            for p in parts.values()
+            for file in p
+        )
+        return len(self._fresh) >= self.every or fresh >= BYTES
+
+    def _work(self, what: Callable[[], None]) -> None:
+        def quietly() -> None:
+            try:
+                what()
+            except (MillpondError, JobLost) as error:  # the next one tries again; the app goes on as it was
+                log.warning("%s: compaction failed: %s", self.app, error)
+
+        if not self.threaded:
+            return quietly()
+        self._thread = threading.Thread(target=quietly, name="millpond-compaction", daemon=True)
+        self._thread.start()
+
+    def compact(self, upto: Record) -> None:
+        """Merge what is fresh up to a record; the manifest is `ready` for the next record when that is done."""
+        held = self._held or Manifest(manifests.FORMAT, self.app, upto.born - 1, "")
+        fresh = [record for record in self._fresh if record.number <= upto.number]
+        works, kept = self._planned(held, fresh, upto)
+        self.at("before")
+        done = self.run(works) if works else []
+        self.at("during")
+        runs = {step: {p: list(found) for p, found in parts.items()} for step, parts in held.runs.items()}
+        for work, result in zip(works, done, strict=True):
+            for step, run in result.items():
+                below = held.runs.get(step, {}).get(work.partition, [])[: kept[step, work.partition]]
+                runs.setdefault(step, {})[work.partition] = [*below, *([run] if run else [])]
+        path = Paths(self.app).manifest(Attempt(upto.number, self.driver, new_id()))
+        made = Manifest(manifests.FORMAT, self.app, upto.number, upto.checksum, runs)
+        self.ready = manifests.write(self.storage, path, made)
+        self.at("after")
+
+    def _planned(
+        self, held: Manifest, fresh: list[Record], upto: Record
+    ) -> tuple[list[Merge], dict[tuple[str, int], int]]:
+        per_partition: dict[int, dict[str, tuple[bool, list[Run], list[Pointer]]]] = {}
+        kept: dict[tuple[str, int], int] = {}
+        found: dict[tuple[str, int], list[Pointer]] = {}
+        for record in fresh:
+            for step, parts in record.segments.items():
+                for partition, files in parts.items():
+                    found.setdefault((step, partition), []).extend(files)
+        for (step, partition), files in found.items():
+            runs = held.runs.get(step, {}).get(partition, [])
+            stay = merge.chosen(runs, sum(file.bytes for file in files))
+            kept[step, partition] = stay
+            per_partition.setdefault(partition, {})[step] = (stay == 0, runs[stay:], files)
+        attempt = Attempt(upto.number, self.driver, "")
+        works = [Merge(self.app, partition, attempt, steps) for partition, steps in sorted(per_partition.items())]
+        return works, kept
+
+    def wait(self) -> None:
+        """Wait for what is going on."""
+        if self._thread is not None:
+            self._thread.join()

@@ -1,0 +1,113 @@
+"""Retention: which commits stay within reach, and the removal of files that nothing needs any more.
+
+A file is removed only if no record that is kept names it, by itself or through its manifest. The floor is
+raised before the first record goes, so that nobody who overslept takes its number again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from millpond.errors import Corrupt, MillpondError
+from millpond.log import manifest as manifests
+from millpond.log.ledger import Ledger
+from millpond.log.pointer import Pointer
+from millpond.log.record import Record
+from millpond.storage import Storage
+
+KINDS = ("steps", "outputs", "positions", "spark", "manifests")
+
+
+@dataclass(frozen=True)
+class Keep:
+    """How much of the past stays within reach: the last so many records, and those of the last so many seconds."""
+
+    batches: int = 1000
+    seconds: float = 0.0
+
+
+def files_of(record: Record) -> Iterator[Pointer]:
+    """Every file that a record names by itself."""
+    for named in (record.segments, record.outputs):
+        for parts in named.values():
+            for files in parts.values():
+                yield from files
+    for position in record.positions.values():
+        if position.base is not None:
+            yield position.base
+    for batch in record.spark.values():
+        yield from batch.files.values()
+    if record.manifest is not None:
+        yield record.manifest
+
+
+def pruned(storage: Storage, ledger: Ledger, newest: Record, keep: Keep) -> None:
+    """Remove what lies before everything that is to be kept."""
+    oldest = _oldest_wanted(ledger, newest, keep)
+    if oldest is None or oldest.manifest is None:
+        return
+    # Every record from `oldest` on is its manifest and the records after that.
+    base = manifests.read(storage, oldest.manifest).upto
+    first = base + 1
+    if first <= max(ledger.floor(), newest.born):
+        return
+    ledger.raise_floor(first)
+    paths = ledger.paths
+    needed = {file.path for record in (oldest, newest) for file in files_of(record)}
+    for item in storage.list(f"{paths.root}/manifests"):
+        if (paths.batch(item.path) or 0) >= base:
+            needed |= {item.path, *_runs(storage, item.path)}
+    for kind in KINDS:
+        old = [item.path for item in storage.list(f"{paths.root}/{kind}") if (paths.batch(item.path) or 0) < first]
+        storage.delete([path for path in old if path not in needed])
+    records = [(paths.number(item.path), item.path) for item in storage.list(paths.ledger)]
+    storage.delete([path for number, path in records if number is not None and number < first])
+
+
+def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
+    """The oldest record that is to stay within reach; what is not delivered stays, however old."""
+    number = max(newest.born, newest.number - keep.batches + 1)
+    number = min([number, *(upto + 1 for upto in newest.deliveries.values())])
+    record = ledger.read(number)
+    while keep.seconds and record is not None and record.number > newest.born:
+        if record.time < newest.time - keep.seconds:
+            break
+        record = ledger.read(max(newest.born, record.number - 50))
+    return record
+
+
+def _runs(storage: Storage, path: str) -> set[str]:
+    """The segments that a manifest names."""
+    data = storage.get(path)
+    try:
+        return set() if data is None else {file.path for file in manifests.unpack(data, path).files()}
+    except MillpondError as error:
+        raise Corrupt(f"{storage.url}: {error} Nothing was removed.") from error
+
+
+def orphans(storage: Storage, ledger: Ledger, before: int, driver: str = "") -> list[str]:
+    """Files of batches before a record that nothing names: of attempts that failed. What `driver` wrote is left alone.
+
+    Records are read after the files are listed: what is named by then is no orphan.
+    """
+    paths = ledger.paths
+    listed = [item.path for kind in KINDS for item in storage.list(f"{paths.root}/{kind}")]
+    newest = ledger.newest()
+    if newest is None:
+        return []
+    named: set[str] = set()
+    for number in range(max(ledger.floor(), newest.born), newest.number + 1):
+        record = ledger.read(number)
+        if record is not None:
+            named |= {file.path for file in files_of(record)}
+    for path in [path for path in listed if path in named and path.startswith(f"{paths.root}/manifests/")]:
+        named |= _runs(storage, path)
+    return [
+        path
+        for path in listed
+        if path not in named
+        and (batch := paths.batch(path)) is not None
+        and batch < before
+        and not (driver and f"-{driver}-" in path)
+    ]
