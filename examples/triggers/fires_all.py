@@ -1,0 +1,37 @@
+"""`fires="all"`: one trigger per key, which shows every open window of the key that has anything new.
+
+    python examples/triggers/fires_all.py
+
+It reads a row per batch, and the input ends after the last:
+
+    spent: {"customer": "ann", "window_start": -5, "window_end": 5, "pane": 0, "final": false, "spent": 3}
+    spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 0, "final": false, "spent": 3}
+    spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 1, "final": false, "spent": 10}
+    spent: {"customer": "ann", "window_start": 5, "window_end": 15, "pane": 0, "final": false, "spent": 7}
+    spent: {"customer": "ann", "window_start": 5, "window_end": 15, "pane": 1, "final": true, "spent": 12}
+    spent: {"customer": "ann", "window_start": 10, "window_end": 20, "pane": 0, "final": true, "spent": 5}
+"""
+
+from __future__ import annotations
+
+import millpond as mp
+
+ROWS = {
+    "orders": [
+        {"customer": "ann", "at": 1, "amount": 1},
+        {"customer": "ann", "at": 3, "amount": 2},
+        {"customer": "ann", "at": 6, "amount": 3},
+        {"customer": "ann", "at": 8, "amount": 4},
+        {"customer": "ann", "at": 12, "amount": 5},
+    ]
+}
+
+app = mp.App("fires-all", state_dir="memory://")
+orders = app.stream("orders", mp.sources.rows(ROWS["orders"]), timestamp="at").key_by("customer")
+windowed = orders.window(
+    "tens", mp.hopping(10, every=5), grace=mp.NO_GRACE, trigger=mp.triggers.every_rows(2), fires="all"
+)
+windowed.aggregate(spent=mp.sum("amount")).to("spent", mp.sinks.console())
+
+if __name__ == "__main__":
+    app.run(until="caught-up", max_rows=1, close_at_end=True)

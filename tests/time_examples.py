@@ -1,0 +1,62 @@
+"""The examples of event time: small programs that print what the text above them says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import runpy
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import millpond as mp
+from doc_pages import ROOT
+from millpond.pipeline.graph import Deliver
+from millpond.sinks import text
+
+EXAMPLES = sorted((ROOT / "examples").glob("*/*.py"))
+
+
+def name_of(example: Path) -> str:
+    return str(example.relative_to(ROOT / "examples"))
+
+
+def told(example: Path) -> list[str]:
+    """What an example says that it prints: the lines of its text that begin with the name of a sink."""
+    doc = inspect.cleandoc(re.findall(r'\A"""(.*?)"""', example.read_text(), re.DOTALL)[0])
+    return re.findall(r"^    (\w+: .+)$", doc, re.MULTILINE)
+
+
+def batches(rows: dict[str, list[Any]]) -> Iterator[dict[str, list[Any]]]:
+    """A row of each stream per batch, as `max_rows=1` reads them."""
+    for row in zip_longest(*rows.values(), fillvalue=None):
+        yield {stream: [one] for stream, one in zip(rows, row, strict=True) if one is not None}
+
+
+def printed(
+    example: Path, play: Callable[[mp.testing.TestDriver, Callable[[], None]], None] | None = None
+) -> list[str]:
+    """What an example prints, without Spark. `play` sends it rows, and calls what it is given after every batch."""
+    found = runpy.run_path(str(example), run_name="an_example")
+    app, lines = found["app"], []
+    sinks = [node.op.name for node in app.program().nodes if isinstance(node.op, Deliver)]
+    held = dict.fromkeys(sinks, 0)
+    with mp.testing.TestDriver(app) as driver:
+
+        def look() -> None:
+            for sink in sinks:
+                new = driver.output(sink)[held[sink] :]
+                held[sink] += len(new)
+                lines.extend(f"{sink}: {text.line(row)}" for row in new)
+
+        if play is not None:
+            play(driver, look)
+            return lines
+        for batch in batches(found["ROWS"]):
+            driver.send(batch)
+            look()
+        if "close_at_end=True" in example.read_text():
+            driver.finish()
+            look()
+    return lines
