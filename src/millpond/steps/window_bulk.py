@@ -7,20 +7,23 @@ program whose windows become of this sort, or are no longer, goes on with what i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from millpond.codec import decode_keys
 from millpond.log.segment import Change
-from millpond.rows import Rows
+from millpond.rows import ENDING, Keys, Rows
 from millpond.steps.base import Made, Step, Turn
 from millpond.steps.values import make_change
 from millpond.steps.window import Saved
 from millpond.steps.window_columns import Column, Groups, Refused, Totals, can_read, column_of, grouped
 from millpond.steps.window_spans import Hops
 from millpond.steps.window_state import Window
+from millpond.timing import Times
 from millpond.windows.assigning import closing
 from millpond.windows.naming import extent_of, window_cell
 
@@ -43,6 +46,7 @@ class BulkHops(Hops):
         self._bulk: dict[Place, tuple[Any, ...]] = {}
         self._closed: list[Place] = []  # that were there before
         self._aggregations = list(self.accumulators.aggregations.items())
+        self._make = _maker(self.key_names, tuple(self.accumulators.aggregations))
 
     # --- rows come ---
 
@@ -132,12 +136,14 @@ class BulkHops(Hops):
         """The accumulators by aggregation, each at its place; those that are new, or of another kind, begin anew."""
         columns: list[list[Any]] = []
         for name, a in self._aggregations:
-            column: list[Any] = [a.initial()] * size  # which nobody changes
-            for i, each in zip(places, kept, strict=True):
-                kind, acc = each.get(name, (None, None))
-                if kind == a.kind:
+            new, kind = a.initial(), a.kind  # which nobody changes
+            found = [pair[1] if (pair := each.get(name, _NONE))[0] == kind else new for each in kept]
+            if len(found) < size:
+                column: list[Any] = [new] * size
+                for i, acc in zip(places, found, strict=True):
                     column[i] = acc
-            columns.append(column)
+                found = column
+            columns.append(found)
         return columns
 
     def _decoded(self, texts: list[bytes]) -> list[dict[str, Any]]:
@@ -186,10 +192,8 @@ class BulkHops(Hops):
         found = self._own_due(upto)
         found += self._stored_due(upto, {place for _, place, _ in found})
         found.sort(key=_by_time)
-        self._show(found)
         self._put_late()
-        rows = self._made.rows()
-        return rows if len(rows) else None
+        return self._shown(found) or self._made.rows()
 
     def _closes_at(self, cell: bytes) -> int:
         _, end = self.extent(cell)
@@ -231,14 +235,29 @@ class BulkHops(Hops):
             (closes[place[1]], place, held) for place, held in zip(places, zip(*columns, repeat(True)), strict=False)
         ]
 
-    def _show(self, closing_now: list[_Closing]) -> None:
-        for _, (key, cell), accs in closing_now:
-            start, end = self.extent(cell)
-            assert end is not None
-            results = {name: a.result(acc) for (name, a), acc in zip(self._aggregations, accs, strict=False)}
-            self._made.add(key, self.known(key), self.output(key, start, end, 0, True, results), end - 1)
-        if closing_now and self.turn.final:
+    def _shown(self, closing_now: list[_Closing]) -> Rows | None:
+        """The final panes of windows, as rows."""
+        if not closing_now:
+            return None
+        assert self.unit is not None
+        if self.turn.final:
             self.closed = closing_now[-1][0]
+        keys, cells = zip(*(place for _, place, _ in closing_now), strict=True)
+        *columns, _ = zip(*(held for _, _, held in closing_now), strict=True)
+        encoded = list(dict.fromkeys(keys))
+        index = dict(zip(encoded, range(len(encoded)), strict=True))
+        known = Keys(encoded, [index[key] for key in keys], decode_keys(encoded))
+        objects = known.objects
+        extents = {cell: self.extent(cell) for cell in set(cells)}
+        times = {cell: (self.shown(start), self.shown(end)) for cell, (start, end) in extents.items()}
+        data = self._make(
+            [objects[i] for i in known.index],
+            [times[cell] for cell in cells],
+            *(map(a.result, column) for (_, a), column in zip(self._aggregations, columns, strict=True)),
+        )
+        ends = {cell: end - 1 for cell, (_, end) in extents.items() if end is not None}
+        at = Times([ends[cell] for cell in cells], self.unit)
+        return Rows(data, [ENDING] * len(data), times=at, keys=known)
 
     # --- what has changed ---
 
@@ -261,5 +280,16 @@ class BulkHops(Hops):
         return [make_change((key, cell, v, due[cell], None)) for (key, cell), v in zip(places, values, strict=True)]
 
 
+_NONE = (None, None)
 _by_time = itemgetter(0, 1)
 _by_place = itemgetter(0, 1)
+
+
+@cache
+def _maker(key_names: tuple[str, ...], names: tuple[str, ...]) -> Any:
+    """A function of keys, extents and columns of results that makes output rows, about as fast as Python can."""
+    values = [f"v{i}" for i in range(len(names))]
+    key = [(name, f"k[{i}]" if len(key_names) > 1 else "k") for i, name in enumerate(key_names)]
+    fields = [*key, ("window_start", "w[0]"), ("window_end", "w[1]"), ("pane", "0"), ("final", "True")]
+    items = ", ".join(f"{name!r}: {value}" for name, value in [*fields, *zip(names, values, strict=True)])
+    return eval(f"lambda *columns: [{{{items}}} for k, w, {', '.join(values)}, in zip(*columns)]")
