@@ -299,6 +299,33 @@ def test_a_list_is_over_as_a_whole_and_begins_anew():
         assert in_storage(storage) == {}
 
 
+def test_reading_a_list_lets_all_of_it_live_on_where_reading_does():
+    def f(row, state):
+        if "add" in row:
+            state.list("l").append(row["add"])
+        return list(state.list("l"))
+
+    with TestDriver(applying(f, mp.ttl(10, refresh="read"))) as driver:
+        for each in (row("a", 0, add=1), row("a", 8, add=2), row("a", 16), row("a", 24), row("a", 34)):
+            driver.send("rows", [each])
+        assert driver.output("out") == [[1], [1, 2], [1, 2], [1, 2], []]
+
+
+def test_what_is_deleted_stays_so_for_a_row_of_an_earlier_time():
+    def f(row, state):
+        if row.get("write"):
+            state.set("v", row["at"])
+        if row.get("delete"):
+            state.delete("v")
+        return [state.get("v")]
+
+    with TestDriver(applying(f, 10, disorder=100)) as driver:
+        driver.send(
+            "rows", [row("a", 0, write=True), row("a", 10), row("a", 5), row("a", 10, delete=True), row("a", 5)]
+        )
+        assert driver.output("out") == [[0], [None], [0], [None], [None]]
+
+
 def test_one_batch_may_bring_the_end_of_a_list_and_its_new_beginning():
     def f(row, state):
         state.list("l").append(row["at"])
@@ -565,3 +592,131 @@ def test_any_rows_are_counted_as_a_plain_program_counts_them(batches, refresh, a
             driver.send("rows", [row(key, at) for key, at in batch])
         assert driver.output("out") == expected
         assert dict(driver.state("s").items()) == {key: n for key, (n, _) in counts.items()}
+
+
+class Model:
+    """The state of a step in plain Python: per key and place what is kept there, and when it is over."""
+
+    def __init__(self, ttl: tuple[int, str] | None) -> None:
+        self.ttl = ttl
+        self.kept: dict[tuple[str, str], tuple[Any, int | None, bool]] = {}
+
+    def get(self, place: tuple[str, str], now: int, reads: bool = True) -> Any:
+        value, over, own = self.kept.get(place, (None, None, False))
+        if over is not None and over <= now:
+            return None
+        if reads and value is not None and not own and self.ttl is not None and self.ttl[1] == "read":
+            later = now + self.ttl[0] if over is None else max(over, now + self.ttl[0])
+            self.kept[place] = (value, later, False)
+        return value
+
+    def put(self, place: tuple[str, str], value: Any, now: int, ttl: int | None = None) -> None:
+        _, held, own = self.kept.get(place, (None, None, False))
+        if self.get(place, now, reads=False) is None:
+            held = None
+        if ttl is not None:
+            over = now + ttl
+        elif self.ttl is None:
+            over = None
+        elif self.ttl[1] == "never" and held is not None:
+            self.kept[place] = (value, held, own)
+            return
+        else:
+            over = now + self.ttl[0]
+            over = max(over, held) if held is not None and not own else over
+        self.kept[place] = (value, over, ttl is not None)
+
+
+def played(row: Any, state: mp.State) -> Any:
+    items, seen = state.list("l"), state.map("m")
+    match row["do"]:
+        case "set":
+            state.set("v", row["at"])
+        case "set for":
+            state.set("v", row["at"], ttl=row["n"])
+        case "delete":
+            state.delete("v")
+        case "append":
+            items.append(row["at"])
+        case "popleft":
+            return [items.popleft() if items else None]
+        case "clear list":
+            items.clear()
+        case "put":
+            seen[row["n"] % 3] = row["at"]
+        case "remove":
+            seen.pop(row["n"] % 3, None)
+        case "clear":
+            state.clear()
+        case "look":
+            return [state.get("v"), list(items), {key: seen[key] for key in seen}]
+    return None
+
+
+def told(model: Model, row: Any, now: int) -> Any:
+    """The same by the model; places are those of the state's cells."""
+    k, n = row["k"], row["n"]
+    value, items, element = (k, "v"), (k, "l"), (k, f"m{n % 3}")
+    match row["do"]:
+        case "set":
+            model.put(value, row["at"], now)
+        case "set for":
+            model.put(value, row["at"], now, n)
+        case "delete":
+            model.kept.pop(value, None)
+        case "append":
+            model.put(items, [*(model.get(items, now) or []), row["at"]], now)
+        case "popleft":
+            held = model.get(items, now)
+            if not held:
+                return [None]
+            model.put(items, held[1:], now)
+            return [held[0]]
+        case "clear list":
+            model.kept.pop(items, None)
+        case "put":
+            model.put(element, row["at"], now)
+        case "remove":
+            if model.get(element, now) is not None:
+                del model.kept[element]
+        case "clear":
+            model.kept = {place: held for place, held in model.kept.items() if place[0] != k}
+        case "look":
+            looked = [model.get(value, now), model.get(items, now) or []]
+            found = {i: model.get((k, f"m{i}"), now) for i in range(3)}
+            return [*looked, {i: at for i, at in found.items() if at is not None}]
+    return None
+
+
+WRITES = ["set", "set for", "delete", "append", "popleft", "clear list", "put", "remove", "clear"]
+actions = st.sampled_from(WRITES) | st.just("look")
+acts = st.fixed_dictionaries(
+    {"k": st.sampled_from("ab"), "at": st.integers(1, 40), "do": actions, "n": st.integers(1, 12)}
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.lists(acts, max_size=8), max_size=5),
+    st.none() | st.tuples(st.integers(1, 12), st.sampled_from(["write", "read", "never"])),
+    st.sampled_from([0, 10]),
+)
+def test_any_use_of_the_state_is_as_in_a_plain_program(batches, ttl, disorder):
+    storage, model, expected = open_storage("memory://"), Model(ttl), []
+    watermark: int | None = None
+    lives = None if ttl is None else mp.ttl(ttl[0], refresh=ttl[1])
+    app = applying(played, lives, disorder=disorder)
+    with TestDriver(app, storage=storage) as driver:
+        for batch in batches:
+            driver.send("rows", batch)
+            for each in batch:
+                told_now = told(model, each, each["at"] if watermark is None else max(each["at"], watermark))
+                expected += [] if told_now is None else [told_now]
+            newest = [each["at"] - disorder for each in batch]
+            watermark = max(newest + ([] if watermark is None else [watermark]), default=None)
+            if watermark is not None:
+                model.kept = {p: held for p, held in model.kept.items() if held[1] is None or held[1] > watermark}
+        assert driver.output("out") == expected
+        cells = {(key[1], "m" + cell[4:] if cell[0] == "m" else cell[0]) for key, cell in in_storage(storage)}
+        empty = {place for place, held in model.kept.items() if held[0] == []}  # an empty list has its bounds
+        assert {place for place in cells if place[1] != "x"} - empty == model.kept.keys() - empty

@@ -52,7 +52,7 @@ class Entries(Cells):
 
     def value(self, cell: bytes) -> Any:
         found = super().value(cell)
-        if self._reads and not is_absent(found) and not cell.startswith(TIMERS):
+        if self._reads and not is_absent(found) and _has_life(cell):
             self._refresh(cell)
         return found
 
@@ -65,6 +65,17 @@ class Entries(Cells):
         self.write(cell, value, *times)
         if ttl is not None:
             self.write(_own(cell), ttl.detail, *times)
+
+    def drop(self, cell: bytes) -> None:
+        """Drop a cell, also one that is over: a row of an earlier time would find it again."""
+        if not is_absent(super().read(cell)):
+            self._pending[cell], self._pending_times[cell] = DROPPED, _NEVER
+
+    def clear(self) -> None:
+        """Drop all of the key's state; its timers stay."""
+        for cell in super().scan():
+            if not cell.startswith(TIMERS):
+                self.drop(cell)
 
     def touch(self, cell: bytes) -> None:
         """A list's elements were changed, or read: it lives on, if that is what lets it."""

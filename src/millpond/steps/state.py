@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 
 from millpond.codec import Codec, decode_key, encode_key
 from millpond.errors import InvalidUse
-from millpond.steps.entries import TIMERS, Entries
+from millpond.steps.entries import Entries
 from millpond.steps.ttl import checked_ttl
 from millpond.steps.values import is_absent
 from millpond.timing import Time
@@ -99,9 +99,7 @@ class State:
 
         >>> def f(row, state): state.clear()
         """
-        for cell in self._cells.scan():
-            if not cell.startswith(TIMERS):
-                self._cells.drop(cell)
+        self._cells.clear()
 
     def list(self, name: str) -> StateList:
         """The list of that name, empty at first; appending writes one element, not the list.
@@ -189,6 +187,7 @@ class StateList:
 
         >>> def f(row, state): state.list("recent").clear()
         """
+        self._cells.begin_list(self._cell)
         head, tail = self._bounds()
         for index in range(head, tail):
             self._cells.drop(self._at(index))
