@@ -695,7 +695,7 @@ acts = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.lists(acts, max_size=8), max_size=5),
     st.none() | st.tuples(st.integers(1, 12), st.sampled_from(["write", "read", "never"])),
