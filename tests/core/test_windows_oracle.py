@@ -15,7 +15,7 @@ import millpond as mp
 from millpond.testing import Crashed, TestDriver
 from millpond.windows.sessions import merged, together
 
-MANY = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 DISORDER = 7
 AGGREGATIONS = {
     "n": mp.count(),
@@ -184,7 +184,7 @@ TRIGGERS = {
 @pytest.mark.parametrize("kind", WINDOWS)
 @pytest.mark.parametrize("fires", ["this", "all"])
 @pytest.mark.parametrize("panes", ["accumulate", "discard", "retract"])
-@settings(MANY, max_examples=8)
+@settings(MANY, max_examples=4)
 @given(batches=histories(), trigger=st.sampled_from(sorted(TRIGGERS)))
 def test_panes_add_up_to_the_window(kind, fires, panes, batches, trigger):
     names = ("sum", "n", "all", "distinct")
@@ -236,7 +236,7 @@ CRASHES = st.tuples(
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-@settings(MANY, max_examples=20)
+@settings(MANY, max_examples=10)
 @given(
     batches=histories(), crashes=st.dictionaries(st.integers(0, 6), CRASHES), trigger=st.sampled_from(sorted(TRIGGERS))
 )

@@ -1,0 +1,168 @@
+"""Windows that go by columns come to the very same as those that look at each row: outputs, and every byte of state."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ledger_reader import changes
+from small_windows import row, rows, sent, windowed
+
+import millpond as mp
+from millpond.rows import Rows
+from millpond.steps.window_columns import Refused, column_of
+from millpond.storage import open_storage
+from millpond.testing import TestDriver
+
+FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+BY_COLUMN = {
+    "n": mp.count(),
+    "there": mp.count("v"),
+    "sum": mp.sum("v"),
+    "mean": mp.mean("v"),
+    "min": mp.min("v"),
+    "max": mp.max("v"),
+}
+
+
+def value(r: Any) -> Any:
+    return r["v"]
+
+
+# A function has to be called for each row, so these never go by columns.
+BY_ROW = {
+    "n": mp.count(),
+    "there": mp.count(value),
+    "sum": mp.sum(value),
+    "mean": mp.mean(value),
+    "min": mp.min(value),
+    "max": mp.max(value),
+}
+
+whole = st.integers(-5, 5)
+VALUES = {
+    "whole numbers": whole,
+    "nulls among them": st.one_of(st.none(), whole),
+    "floats": st.floats(width=32),
+    "floats that matter": st.sampled_from([0.1, 0.2, 1e16, -1e16, 1.0, -0.0, 0.0, float("nan"), float("inf")]),
+    "floats and nulls": st.one_of(st.none(), st.floats(allow_nan=True)),
+    "both": st.one_of(whole, st.floats(allow_nan=False, allow_infinity=False, width=32)),
+    "large ones": st.integers(-(2**64), 2**64),
+    "nearly too large ones": st.sampled_from([2**62, 2**63 - 1, -(2**63), 1, 0]),
+    "truth": st.booleans(),
+    "decimals": st.one_of(
+        whole, st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-9, max_value=9)
+    ),
+    "texts": st.one_of(whole, st.sampled_from(["x", ""])),
+}
+WINDOWS = [mp.tumbling(10), mp.tumbling(7, offset=3), mp.hopping(10, 5), mp.hopping(10, 4)]
+
+
+def traces(aggregations: dict[str, Any], window: Any, batches: list[list[Any]]) -> tuple[list[str], list[Any], str]:
+    storage = open_storage("memory://")
+    app = windowed(window, aggregations, grace=3, on_error="skip")
+    found = []
+    with TestDriver(app, storage=storage) as driver:
+        for batch in batches:
+            driver.send("rows", batch)
+            found.append(changes(storage, "windows", "w"))
+        driver.finish()
+        return [repr(o) for o in driver.output("out")], found, repr(driver.output("late"))
+
+
+@pytest.mark.parametrize("values", VALUES)
+@FEW
+@given(data=st.data())
+def test_columns_and_rows_come_to_the_same(values, data):
+    each = st.builds(row, VALUES[values], st.integers(-20, 40), st.sampled_from("abc"))
+    batches = data.draw(st.lists(st.lists(each, min_size=1, max_size=8), min_size=1, max_size=4))
+    window = data.draw(st.sampled_from(WINDOWS))
+    assert traces(BY_COLUMN, window, batches) == traces(BY_ROW, window, batches)
+
+
+PARTS = {
+    "numbers": rows((1, 1), (2, 2, "b"), (4, 12)),
+    "mixed": rows((8, 2), ("x", 3), (16, 11)),
+    "more": rows((32, 1)),
+}
+
+
+@pytest.mark.parametrize("order", [("numbers", "mixed"), ("mixed", "numbers"), ("numbers", "more"), ("more", "mixed")])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_parts_of_one_batch_may_go_by_columns_and_others_not(order, window):
+    found = []
+    for aggregations in (BY_COLUMN, BY_ROW):
+        app = mp.App("parts", partitions=1)
+        one, other = (app.stream(name, mp.sources.rows([]), timestamp="t") for name in ("one", "other"))
+        keyed = one.union(other).key_by("k")
+        windows = keyed.window("w", window, grace=0, on_error="skip")
+        windows.aggregate(**aggregations).to("out", mp.sinks.memory())
+        storage = open_storage("memory://")
+        with TestDriver(app, storage=storage) as driver:
+            for _ in range(2):
+                driver.send({"one": PARTS[order[0]], "other": PARTS[order[1]]})
+                found.append(changes(storage, "parts", "w"))
+            driver.finish()
+            found.append(driver.output("out"))
+    assert found[:3] == found[3:]
+    assert found[2]
+
+
+def test_a_row_without_the_field_fails_alone():
+    batch = [row(1, 1), {"k": "a", "t": 2}, row(2, 3)]
+    app = windowed(mp.tumbling(10), {"sum": mp.sum("v")}, grace=0, on_error="skip")
+    with sent(app, batch, together=True, finish=True) as driver:
+        assert [o["sum"] for o in driver.output("out")] == [3]
+
+
+def test_whole_numbers_stay_exact_beyond_64_bits_over_many_batches():
+    with sent(windowed(mp.tumbling(10), {"sum": mp.sum("v")}, grace=0), rows(*[(2**61, 1)] * 9), finish=True) as driver:
+        assert [o["sum"] for o in driver.output("out")] == [9 * 2**61]
+
+
+def test_numbers_that_change_their_type_from_batch_to_batch():
+    pairs = rows((1, 1), (0.5, 1), (2, 1), (Decimal("0.25"), 1, "b"), (1, 1, "b"))
+    with sent(windowed(mp.tumbling(10), {"sum": mp.sum("v")}, grace=0), pairs, finish=True) as driver:
+        assert [repr(o["sum"]) for o in driver.output("out")] == ["3.5", "Decimal('1.25')"]
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([1, 2, 3], pa.int8()), [1, 2, 3]),
+        (pa.array([1, 2, 3], pa.uint64()), [1, 2, 3]),
+        (pa.array([1.5, 2, 3], pa.float32()), [1.5, 2.0, 3.0]),
+        (pa.chunked_array([[1], [2, 3]]), [1, 2, 3]),
+    ],
+)
+def test_arrow_columns_of_numbers_are_read(column, expected):
+    found = column_of(Rows(pa.table({"v": column}), range(3), form="arrow"), "v")
+    assert found.values.tolist() == expected
+    assert found.valid is None
+
+
+def test_arrow_nulls_are_no_values():
+    found = column_of(Rows(pa.table({"v": [1, None, 3]}), range(3), form="arrow"), "v")
+    assert found.valid.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([True]),
+        pa.array(["1"]),
+        pa.array([2**64 - 1], pa.uint64()),
+        pa.array([Decimal("1.5")]),
+        pa.array([None]),
+    ],
+)
+def test_arrow_columns_of_anything_else_are_looked_at_one_by_one(column):
+    with pytest.raises(Refused):
+        column_of(Rows(pa.table({"v": column}), range(1), form="arrow"), "v")
+    with pytest.raises(Refused):
+        column_of(Rows(pa.table({"v": column}), range(1), form="arrow"), "w")
