@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_reader import changes
+from ledger_reader import changes, ledger
 from small_joins import EVERYWHERE, HISTORIES, counted, histories, ids, joined, live_through, row, send
 
 import millpond as mp
@@ -184,6 +184,22 @@ def test_the_end_of_the_input_brings_what_is_unmatched():
         assert len(driver.output("out")) == 2
 
 
+def test_an_unmatched_row_comes_by_the_clock_where_streams_have_gone_quiet():
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    app = mp.App("quiet")
+    left, right = (
+        app.stream(s, mp.sources.rows([]), timestamp="at", idle_after="10s").key_by("k") for s in ("left", "right")
+    )
+    pairs = left.join_interval("j", right, before="0s", after="1m", grace="5s", how="left", merge=ids)
+    pairs.to("out", mp.sinks.memory())
+    with TestDriver(app) as driver:
+        send(driver, [("l", noon)], [("r", noon - timedelta(seconds=1))])
+        driver.advance("70s")
+        assert driver.output("out") == [], "the watermark stands at 12:01:00, and waits until it is past 12:01:05"
+        driver.advance("10s")
+        assert driver.output("out") == [("l", None)]
+
+
 def test_outputs_stand_where_the_later_of_their_rows_came_and_unmatched_ones_in_order_of_time():
     """The step behind them sees them so, too."""
     app = mp.App("order")
@@ -255,6 +271,14 @@ def test_a_row_older_than_the_grace_allows_goes_aside_with_how_late_it_was_and_j
         ]
         driver.finish()
         assert counted(driver.output("out")) == {("l", "r"): 1, ("in time", "r"): 1}
+
+
+def test_late_rows_are_counted():
+    storage = open_storage("memory://")
+    with TestDriver(joined(before=0, after=5, grace=NONE, merge=ids), storage=storage) as driver:
+        send(driver, [("l", 100)], [("r", 100)])
+        send(driver, [("late", 94), ("late too", 93)], [("r", 90)])
+        assert ledger(storage, "joined")[-1]["late"] == {"j": 3}
 
 
 def test_lateness_is_a_duration_where_times_are_instants():
@@ -346,6 +370,14 @@ def test_rows_kept_while_nobody_asked_what_they_met_do_not_come_out_as_unmatched
         driver.restart(joined(before=0, after=5, grace=NONE, how="outer", merge=ids))
         driver.finish()
         assert counted(driver.output("out")) == {("l", "r"): 1}
+
+
+def test_rows_that_met_nobody_stay_silent_in_a_program_that_no_longer_asks():
+    with TestDriver(joined(before=0, after=5, grace=NONE, how="outer", merge=ids)) as driver:
+        send(driver, [("l", 10)])
+        driver.restart(joined(before=0, after=5, grace=NONE, how="inner", merge=ids))
+        driver.finish()
+        assert driver.output("out") == []
 
 
 # --- merge ---

@@ -562,10 +562,10 @@ class KeyedStream(Stream[R], Generic[K, R]):
         after: str | int | timedelta = 0,
         grace: str | int | timedelta = MISSING,
         how: Literal["inner", "left", "right", "outer"] = "inner",
-        merge: Callable[[Any, Any], Out] | None = None,
+        merge: Callable[[Any, Any], Any] | None = None,
         type: Any = None,
         on_error: OnError | None = None,
-    ) -> JoinedStream[K, Out]:
+    ) -> JoinedStream[K, Any]:
         """Pairs of a row and one of the other stream, of one key, whose times are near each other.
 
         The other row's time lies from `before` before this one's to `after` after it, both included. Each pair comes
@@ -604,10 +604,10 @@ class KeyedStream(Stream[R], Generic[K, R]):
         keep: str | int | timedelta = MISSING,
         how: Literal["inner", "left"] = "inner",
         wait: bool = False,
-        merge: Callable[[Any, Any], Out] | None = None,
+        merge: Callable[[Any, Any], Any] | None = None,
         type: Any = None,
         on_error: OnError | None = None,
-    ) -> JoinedStream[K, Out]:
+    ) -> JoinedStream[K, Any]:
         """Each row with the newest row of the other stream, of its key, at or before its time.
 
         That is the newest that has arrived, with the same batch at the latest; of several of one time, the last to
@@ -641,10 +641,10 @@ class KeyedStream(Stream[R], Generic[K, R]):
         *,
         grace: str | int | timedelta = MISSING,
         how: Literal["inner", "left", "right", "outer"] = "inner",
-        merge: Callable[[Any, Any], Out] | None = None,
+        merge: Callable[[Any, Any], Any] | None = None,
         type: Any = None,
         on_error: OnError | None = None,
-    ) -> JoinedStream[K, Out]:
+    ) -> JoinedStream[K, Any]:
         """Every pair of a row and one of the other stream, of one key, that are in the same window.
 
         The windows are `mp.tumbling` or `mp.hopping`. Pairs come when their window closes: when the watermark of both
