@@ -111,3 +111,18 @@ def address(at: bytes, data: bytes) -> tuple[bytes, bytes]:
         return data[13 : 13 + key], data[13 + key : 13 + key + cell]
     found, _, cell_bytes = at.partition(b"\x00")
     return found, cell_bytes
+
+
+def read(at: bytes, data: bytes) -> tuple[bytes, bytes, bytes, int | None, int | None]:
+    """Key, cell, value and times in the bytes that lie at `at`, in one go; or `Damaged`."""
+    if len(data) < 5:
+        raise Damaged(f"a value of {len(data)} bytes")
+    check, flags = HEAD.unpack_from(data)
+    value = data[5:]
+    if crc32(value, crc32(at, flags)) != check:
+        raise Damaged(f"checksum of {at[:80]!r}")
+    if flags == DUE:  # as most have that are read so
+        key, _, cell = at.partition(b"\x00")
+        return key, cell, value[8:], _due.unpack_from(value)[0], None
+    key, cell = address(at, data)
+    return key, cell, unpack(at, data), *times(data)

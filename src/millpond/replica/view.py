@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from millpond.replica.cells import HEAD, KEY_ROOM, Damaged, address, of_time, place, prefix, times, unpack
+from millpond.replica.cells import HEAD, KEY_ROOM, Damaged, address, of_time, place, prefix, read, times, unpack
 
 _NUL = b"\x00"
 CELLS, DUE, WALL = "step:", "due:", "wall:"  # how the names of a store's databases begin; the step's follows
@@ -155,17 +155,18 @@ class View:
         cursor = self._txn.cursor(db=index)
         if not cursor.first():
             return
+        get = self._txn.get
         for entry in cursor.iternext(keys=True, values=False):
             if len(entry) < 8:
                 raise Damaged(f"an entry of {len(entry)} bytes in an index by time")
             time, at = of_time(entry)
             if time > upto:
                 return
-            data = self._txn.get(at, db=cells)
-            found = None if data is None else unpack(at, data)
-            if data is None or found is None or times(data)[wall] != time:
+            data = get(at, db=cells)
+            found = None if data is None else Entry._make(read(at, data))
+            if found is None or found[4 if wall else 3] != time:
                 raise Damaged(f"the index by time of {at[:80]!r}")
-            yield Entry(*address(at, data), found, *times(data))
+            yield found
 
     def count(self, step: str) -> int:
         """How many cells a step holds."""
