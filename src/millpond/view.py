@@ -95,7 +95,7 @@ class StateView:
             self._seen = None if found is None else found.number
             return found
         record = self._ledger.read(self._batch)
-        gone = self._batch < self._ledger.floor() or (
+        gone = 0 <= self._batch < self._ledger.floor() or (
             record is not None and record.manifest is not None and self._storage.get(record.manifest.path) is None
         )
         if gone:

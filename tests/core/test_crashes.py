@@ -13,7 +13,7 @@ from small_drivers import WHOLE, Lanes, driver_of
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.run.commit import Driver
-from millpond.run.context import Stage
+from millpond.run.context import Moment, Stage
 from millpond.run.tasks import Tools, keyed_task
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
@@ -345,7 +345,7 @@ def test_a_task_of_a_batch_that_is_over_does_not_work_on_the_state_that_came_aft
     storage = open_storage("memory://")
     driver = driver_of(app, storage, tmp_path)
     driver.batch(WHOLE)
-    earlier = driver.owner.context(0.0, str(tmp_path))
+    earlier = driver.owner.context(0.0, str(tmp_path), Moment())
     driver.batch(WHOLE)
     driver.batch(WHOLE)
     before = paths(storage, "")

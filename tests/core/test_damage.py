@@ -98,7 +98,7 @@ def test_a_missing_record_is_said_to_be_missing(storage):
     gone = record_path(storage, 2)
     storage.delete([gone])
     missing = pytest.raises(mp.errors.Corrupt, match=f"{re.escape(gone)} is missing, and record 4 builds on it")
-    with TestDriver(counting(), storage=storage) as driver, missing:
+    with missing, TestDriver(counting(), storage=storage) as driver:
         counts(driver)
 
 
