@@ -26,6 +26,7 @@ from millpond.app import App, open
 from millpond.flow import BadRow, Chunk, Delivery, JsonLines, Limit, Sink, Source, Split
 from millpond.pipeline.fields import epoch_ms, epoch_s
 from millpond.pipeline.stream import JoinedStream, KeyedStream, Stream
+from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
 from millpond.steps.failure import retry
 from millpond.steps.state import State, StateList, StateMap
@@ -67,6 +68,7 @@ __all__ = [
     "StateMap",
     "StateView",
     "Stream",
+    "Table",
     "Timer",
     "Timers",
     "WindowedStream",

@@ -22,7 +22,8 @@ from millpond.flow import Source
 from millpond.log.ledger import Ledger
 from millpond.log.record import FORMAT, Record
 from millpond.pipeline import graph as g
-from millpond.pipeline.stream import Stream
+from millpond.pipeline.stream import KeyedStream, Stream
+from millpond.pipeline.table import Table, table_step
 from millpond.run.commit import Driver, Hook
 from millpond.run.heartbeat import seems_running
 from millpond.run.loop import Settings, run
@@ -131,6 +132,47 @@ class App:
             None if ahead is None else duration(ahead, f"stream({name!r}, ahead)"),
         )
         return Stream(self._graph, self._graph.add(read, on_error=checked(on_error, f"stream({name!r})")))
+
+    def table(
+        self,
+        name: str,
+        stream: KeyedStream[Any, Any],
+        everywhere: bool = False,
+        deleted: Callable[[Any], Any] | None = None,
+        *,
+        type: Any = None,
+        on_error: OnError | None = None,
+    ) -> Table:
+        """The latest row of every key of a stream, which other streams `lookup`.
+
+        The latest is the newest by event time where the rows have one, and of those of one time, or of none, the last
+        to arrive. A row for which `deleted` is true removes its key; with event time that is remembered until the
+        watermark has passed it, so that an older row does not bring the key back.
+
+        A table lies in partitions, as all state does, and meets streams that are keyed alike. With `everywhere=True`
+        every worker holds all of it, and any stream can look into it. When an app begins, the streams that feed tables
+        are read to their present end before any other; within a batch, tables change before anyone looks into them.
+
+        >>> import millpond as mp
+        >>> app = mp.App("shop")
+        >>> updates = app.stream("updates", mp.sources.rows([]))
+        >>> prices = app.table("prices", updates.key_by("sku"), deleted=lambda row: row["price"] is None)
+        >>> orders = app.stream("orders", mp.sources.rows([])).key_by("sku")
+        >>> out = orders.lookup("priced", prices).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("updates", [{"sku": "tea", "price": 3}, {"sku": "pen", "price": 1}])
+        ...     driver.send({"orders": [{"sku": "tea"}, {"sku": "pen"}], "updates": [{"sku": "pen", "price": None}]})
+        ...     driver.output("out")
+        ...     driver.state("prices").get("tea")
+        [{'sku': 'tea', 'price': 3}, {'sku': 'pen'}]
+        {'sku': 'tea', 'price': 3}
+        """
+        if not isinstance(stream, KeyedStream) or stream._graph is not self._graph:
+            raise InvalidUse(f"table({name!r}): expected a keyed stream of the same app, got {stream!r}")
+        types = () if type is None else tuple(type) if isinstance(type, (tuple, list)) else (type,)
+        step = table_step(name, everywhere, deleted, types, on_error, stream._node.on_error)
+        self._graph.claim(name, "table")
+        return Table(self._graph, stream._same(g.Keep(step)))
 
     @property
     def dead_letters(self) -> Stream[dict[str, Any]]:
@@ -304,10 +346,15 @@ class App:
         >>> import millpond as mp
         >>> mp.App("orders", state_dir="memory://").state("total").get("ann")
         """
-        found = {n.op.step.name: n.op.step for n in self._graph.nodes if isinstance(n.op, g.Keep)}
-        types = self.program().types if self._graph.nodes else ()
+        program = self.program() if self._graph.nodes else None
         return StateView(
-            self.storage, self.name, step, self._clock, step=found.get(step), types=types, home=self.local_dir
+            self.storage,
+            self.name,
+            step,
+            self._clock,
+            step=None if program is None else program.steps.get(step),
+            types=() if program is None else program.types,
+            home=self.local_dir,
         )
 
     def clear_state(self) -> None:

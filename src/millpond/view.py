@@ -23,12 +23,13 @@ from millpond.log.record import Record
 from millpond.replica import Replica, View, home
 from millpond.replica.local import close_below
 from millpond.run.context import Context
-from millpond.run.tasks import caught_up
+from millpond.run.replicas import caught_up
 from millpond.steps.aggregate import results
 from millpond.steps.base import Step
 from millpond.steps.entries import MORTAL, is_state, living
 from millpond.steps.join_buffer import JOINS, shown
 from millpond.steps.state import assemble
+from millpond.steps.table import ROW
 from millpond.steps.window_view import open_windows
 from millpond.storage import Storage
 
@@ -121,7 +122,7 @@ class StateView:
             info = record.steps.get(self._name)
             detail = info.detail if info is not None else self._step.detail if self._step is not None else {}
             return open_windows(key, cells, self._codec, detail, self._step)
-        if kind == "stateful_map":
+        if kind in ("stateful_map", "table"):
             return self._codec.decode(cells[0][1])
         if kind == "aggregate":
             aggregations = self._step.options["aggregations"] if self._step is not None else {}
@@ -165,7 +166,7 @@ class StateView:
         """Key, cell and value of what the step holds, of all keys or of one; what is over by now is not there."""
         entries = view.entries(self._name, key)
         if kind not in MORTAL:
-            return ((entry.key, entry.cell, entry.value) for entry in entries)
+            return ((e.key, e.cell, e.value) for e in entries if _is_shown(kind, e.cell))
         now = record.time if self._batch is not None else self._clock.now()
         return living(entries, round(now * 1_000_000))
 
@@ -220,12 +221,13 @@ class StateView:
         held: dict[bytes, bytes] = {}
         floor = max(newest.born, self._ledger.floor())
         if floor > newest.born:  # what was before is compacted, and only what it came to is known
-            held = self._before(floor, newest, partition, encoded)
+            known = self._before(floor, newest, partition, encoded)
+            held = {cell: value for cell, value in known.items() if _is_shown(kind, cell)}
         for record in self._ledger.between(floor - 1, newest.number):
             changed = False
             for part in record.segments.get(self._name, {}).get(partition, []):
                 for change in segment.unpack_key(pointer.read(self._storage, part), encoded):
-                    if kind in MORTAL and not is_state(change.cell):
+                    if not _is_shown(kind, change.cell):
                         continue
                     changed = changed or held.get(change.cell) != change.value  # else its time alone has moved
                     if change.value is None:
@@ -295,6 +297,11 @@ class StateView:
         >>> def show(spark): mp.App("orders").state("total").to_dataframe(spark).show()
         """
         return spark.createDataFrame(self.to_arrow())
+
+
+def _is_shown(kind: str, cell: bytes) -> bool:
+    """Whether a cell is a part of the value that a step of this kind shows."""
+    return cell == ROW if kind == "table" else kind not in MORTAL or is_state(cell)
 
 
 def _in_manifest(storage: Storage, where: Manifest, step: str, partition: int, key: bytes) -> dict[bytes, bytes]:

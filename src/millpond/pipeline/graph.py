@@ -88,7 +88,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two inputs of a step that has two."""
+    """One of the two inputs of a step that has two, or the input of one that looks into a table."""
 
     index: int
 
@@ -108,9 +108,10 @@ class Key:
 
 @dataclass(frozen=True)
 class Keep:
-    """A step: rows meet their key's state."""
+    """A step: rows meet their key's state, or the rows of a table."""
 
     step: Step
+    table: int | None = None  # the node of the table that it looks into; it has no state of its own then
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,19 @@ class Program:
 
     @property
     def steps(self) -> dict[str, Step]:
-        return {node.op.step.name: node.op.step for node in self.nodes if isinstance(node.op, Keep)}
+        """Those that have state."""
+        ops = [node.op for node in self.nodes if isinstance(node.op, Keep) and node.op.table is None]
+        return {op.step.name: op.step for op in ops}
+
+    def tables_everywhere(self, stage: int) -> list[str]:
+        """The tables that steps of a stage need as a whole."""
+        found = []
+        for node in self.nodes:
+            if isinstance(node.op, Keep) and node.op.table is not None and self.stages[node.id] == stage:
+                table = self.nodes[node.op.table].op
+                if isinstance(table, Keep) and is_everywhere(table):
+                    found.append(table.step.name)
+        return sorted(set(found))
 
     @property
     def sinks(self) -> dict[str, Sink]:
@@ -273,6 +286,8 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
                 stage_of[node.id] = max((s for i, s in stage_of.items() if i not in behind_letters), default=0)
             else:
                 before = max((stage_of[i] for i in node.inputs), default=0)
+                if isinstance(node.op, Keep) and node.op.table is not None:
+                    before = max(before, _after_table(app, graph, node.op, behind_letters, stage_of, part))
                 stage_of[node.id] = before + 1 if isinstance(node.op, Key) else before
                 for i in node.inputs:
                     if isinstance(graph.nodes[i].op, Side):  # where one side comes later, the other waits for it
@@ -281,6 +296,26 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
     if not any(isinstance(node.op, Read) for node in graph.nodes):
         raise InvalidUse(f"app {app!r} has no stream: add one with app.stream(name, source)")
     return Program(app, tuple(graph.nodes), tuple(tuple(c) for c in consumers), tuple(stages), tuple(found_types))
+
+
+def is_everywhere(table: Keep) -> bool:
+    """Whether a table lies as a whole wherever rows look into it."""
+    return bool(table.step.options["everywhere"])
+
+
+def _after_table(
+    app: str, graph: Graph, lookup: Keep, behind: set[int], stage_of: dict[int, int], is_behind: bool
+) -> int:
+    """The first stage in which a table has all changes of the batch, where a row may meet them."""
+    assert lookup.table is not None
+    table = graph.nodes[lookup.table].op
+    assert isinstance(table, Keep)
+    if lookup.table in behind and not is_behind:
+        raise InvalidUse(
+            f"app {app!r}: lookup({lookup.step.name!r}) looks into table {table.step.name!r}, which is made of dead "
+            "letters; letters come after all else in a batch, so only what stands behind app.dead_letters may do that"
+        )
+    return stage_of[lookup.table] + (1 if is_everywhere(table) else 0)
 
 
 def _check_letters(app: str, behind: list[Node]) -> None:

@@ -12,6 +12,7 @@ from millpond.flow import Sink
 from millpond.pipeline import graph as g
 from millpond.pipeline import joins
 from millpond.pipeline.fields import Field
+from millpond.pipeline.table import Table, lookup_node
 from millpond.pipeline.windowed import By, Fires, Panes, WindowedStream, window_options
 from millpond.steps.aggregate import Aggregate
 from millpond.steps.apply import Apply
@@ -33,6 +34,7 @@ R = TypeVar("R")
 K = TypeVar("K")
 Out = TypeVar("Out")
 S = TypeVar("S")
+On = str | tuple[str, ...] | Callable[[Any], Any]
 
 _ON_CLOSE = on_close()
 
@@ -139,6 +141,36 @@ class Stream(Generic[R]):
         >>> late = ticks.late.to("late", mp.sinks.memory())
         """
         return type(self)(self._graph, self._same(g.Judge(late=True)))
+
+    def lookup(
+        self,
+        name: str,
+        table: Table,
+        *,
+        on: On | None = None,
+        how: Literal["left", "inner"] = "left",
+        merge: Callable[[R, Any], Any] | None = None,
+        on_error: OnError | None = None,
+    ) -> Stream[Any]:
+        """Each row with the row of a table that has its key, as that is when the batch has changed the table.
+
+        A stream that is keyed like the table meets it by its key. Where the table lies everywhere, `on` says by what:
+        a field, several, or a function of the row that gives the table's key; one that is `None` meets nothing.
+
+        `merge` is given the row and the table's, `None` if there is none. Without it the output has the fields of both;
+        those of the table that clash and differ get `_right`. With `how="inner"` a row that meets none is left out.
+
+        >>> import millpond as mp
+        >>> app = mp.App("shop")
+        >>> prices = app.table("prices", app.stream("updates", mp.sources.rows([])).key_by("sku"), everywhere=True)
+        >>> orders = app.stream("orders", mp.sources.rows([]))
+        >>> out = orders.lookup("priced", prices, on="item").to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send({"orders": [{"item": "tea"}, {"item": "pen"}], "updates": [{"sku": "tea", "price": 3}]})
+        ...     driver.output("out")
+        [{'item': 'tea', 'sku': 'tea', 'price': 3}, {'item': 'pen'}]
+        """
+        return Stream(self._graph, lookup_node(self._graph, self._node, name, table, on, how, merge, on_error))
 
     def branch(self, **predicates: Callable[[R], Any]) -> dict[str, Stream[R]]:
         """Part the stream: each row goes to the first predicate that it meets, and else to "rest".
@@ -276,6 +308,25 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").map_async(lambda row: row)
         """
         return KeyedStream(self._graph, self._same(_concurrent(f, workers, on_error, self._node)))
+
+    def lookup(
+        self,
+        name: str,
+        table: Table,
+        *,
+        on: On | None = None,
+        how: Literal["left", "inner"] = "left",
+        merge: Callable[[R, Any], Any] | None = None,
+        on_error: OnError | None = None,
+    ) -> KeyedStream[K, Any]:
+        """Each row with the row of a table that has its key, or the key that `on` says; it keeps its own.
+
+        >>> import millpond as mp
+        >>> app = mp.App("shop")
+        >>> prices = app.table("prices", app.stream("updates", mp.sources.rows([])).key_by("sku"))
+        >>> priced = app.stream("orders", mp.sources.rows([])).key_by("sku").lookup("priced", prices, how="inner")
+        """
+        return KeyedStream(self._graph, lookup_node(self._graph, self._node, name, table, on, how, merge, on_error))
 
     def branch(self, **predicates: Callable[[R], Any]) -> dict[str, Stream[R]]:
         """Part the stream; the rows of every part keep their key.

@@ -34,6 +34,11 @@ def folder(home: str, app: str, incarnation: str, partition: int, partitions: in
     return Path(home, safe(app), incarnation, f"{partition:05d}-of-{partitions:05d}")
 
 
+def table_folder(home: str, app: str, incarnation: str, table: str, partitions: int) -> Path:
+    """The folder of the replica of a whole table."""
+    return Path(home, safe(app), incarnation, f"table-{safe(table)}-of-{partitions:05d}")
+
+
 @cache
 def boot() -> str:
     """What changes when the machine starts anew: replicas are not synced, so none outlives a reboot."""

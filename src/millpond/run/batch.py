@@ -13,7 +13,7 @@ from millpond.flow import Limit, Source, Split
 from millpond.log import pointer
 from millpond.log.pointer import Pointer
 from millpond.log.record import Position, Record, SparkBatch, StreamTime
-from millpond.pipeline.graph import Program, Read
+from millpond.pipeline.graph import Keep, Program, Read
 from millpond.run.context import Context, Made, Moment, Piece, Planned, Result
 from millpond.run.runtime import Offer, Runtime
 from millpond.storage import Storage
@@ -32,6 +32,7 @@ class Plan:
     offers: list[Offer]  # by streaming DataFrames
     known: list[Offer] = field(default_factory=list)  # offers that the ledger holds already
     moment: Moment = field(default_factory=Moment)
+    only: frozenset[str] | None = None  # the streams that are read; nothing means all
 
     @property
     def coming(self) -> dict[str, set[str]]:
@@ -52,23 +53,30 @@ def plan_streams(
     runtime: Runtime,
     last: Record,
     again: Plan | None = None,
+    only: frozenset[str] | None = None,
 ) -> Plan:
-    """Ask every source for splits, and every streaming DataFrame for its offer. No row is read here."""
+    """Ask every source for splits, and every streaming DataFrame for its offer. No row is read here.
+
+    `only` names the streams to ask, where not all are.
+    """
     planned: list[Planned] = []
     own = {name: node.op for name, node in program.reads.items() if isinstance(node.op, Read)}
+    own = {name: op for name, op in own.items() if only is None or name in only}
     ours = {name: op.source for name, op in own.items() if isinstance(op.source, Source)}
     for name, source in ours.items():
         for split in source.plan(positions.get(name, {}), limit, now):
             planned.append(Planned(len(planned), name, split))
     if again is not None:
-        return Plan(now, planned, again.offers, moment=again.moment)
+        return Plan(now, planned, again.offers, moment=again.moment, only=only)
     offers: list[Offer] = []
     known: list[Offer] = []
     if len(ours) < len(own):
         for offer in runtime.offers(0.0 if planned else 0.2):
+            if offer.stream not in own:
+                continue
             held = last.spark.get(offer.stream)
             (known if held is not None and held.batch >= offer.batch else offers).append(offer)
-    return Plan(now, planned, offers, known)
+    return Plan(now, planned, offers, known, only=only)
 
 
 @dataclass
@@ -140,6 +148,12 @@ class Computed:
             }
             for partition in range(partitions)
         ]
+
+    def tables_made(self, program: Program) -> dict[str, dict[int, list[Pointer]]]:
+        """What the stages so far have changed in tables, for those that look into them in later ones."""
+        looked_into = {node.op.table for node in program.nodes if isinstance(node.op, Keep)} - {None}
+        names = {op.step.name for i in looked_into if i is not None and isinstance(op := program.nodes[i].op, Keep)}
+        return {step: parts for step, parts in self.segments.items() if step in names}
 
     def teach(self, program: Program) -> None:
         """Tell the sources how long their rows were, for better plans."""

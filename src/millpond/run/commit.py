@@ -27,6 +27,7 @@ from millpond.run.batch import Computed, Plan, kept_positions, merged, plan_stre
 from millpond.run.compaction import EVERY, Compactor
 from millpond.run.context import Moment
 from millpond.run.delivery import Courier
+from millpond.run.first import First
 from millpond.run.owner import Owner
 from millpond.run.plan import disagreement, grouped
 from millpond.run.retention import Keep
@@ -67,6 +68,7 @@ class Driver:
         self.positions = positions_of(storage, self.last)
         self._limit = Limit(1 << 60, 1 << 60)  # what the last batch was allowed to read
         self._quiet, self._bounded = Quiet(), bounded
+        self._first = First(program, clock.now())
         self.compactor = Compactor(
             program.app,
             self.owner.id,
@@ -108,8 +110,9 @@ class Driver:
         if plan is None:
             return False
         computed = self._compute(plan)
+        self._first.read(sum(computed.rows.values()), self._limit)
         if computed.empty and not plan.offers:  # an offer is taken even if there is no row in it
-            return False
+            return self.batch(limit, final=final) if self._first.over(plan.only, self.runtime) else False
         record = self._commit(plan, computed)
         self._deliver(record)
         self._acknowledge(plan)
@@ -118,7 +121,9 @@ class Driver:
 
     def _plan(self, limit: Limit, final: bool) -> Plan | None:
         self._at("plan", "before")
-        plan = plan_streams(self.program, self.positions, limit, self.clock.now(), self.runtime, self.last)
+        plan = self._planned(limit)
+        while not plan.planned and not plan.offers and self._first.over(plan.only, self.runtime):
+            plan = self._planned(limit)
         plan.moment = self._moment(plan, final)
         self._at("plan", "during")
         for offer in plan.known:  # committed before the last driver died: only Spark does not know it yet
@@ -127,9 +132,16 @@ class Driver:
         due = is_due(self.program, plan.moment, self.last.due, plan.now)
         return plan if plan.planned or plan.offers or due else None
 
+    def _planned(self, limit: Limit) -> Plan:
+        now = self.clock.now()
+        only = self._first.streams(now)
+        return plan_streams(self.program, self.positions, limit, now, self.runtime, self.last, only=only)
+
     def _moment(self, plan: Plan, final: bool) -> Moment:
         """Where event time stands: what the record says, moved by the clock where nothing comes any more."""
-        moment = self._quiet.moment(self.program, self.last.watermarks, plan.coming, plan.now, final=final)
+        moment = self._quiet.moment(
+            self.program, self.last.watermarks, plan.coming, plan.now, final=final, only=plan.only
+        )
         bound = round(plan.now * 1_000_000) if self._bounded else None
         return replace(moment, reached=self.last.reached, bound=bound)
 
@@ -155,7 +167,9 @@ class Driver:
         """Plan the batch again, smaller; whether that could be done. The next ones grow back slowly."""
         while self._limit != Limit(1, 1):
             self._limit = Limit(max(1, self._limit.rows // 8), max(1, self._limit.bytes // 8))
-            less = plan_streams(self.program, self.positions, self._limit, plan.now, self.runtime, self.last, plan)
+            less = plan_streams(
+                self.program, self.positions, self._limit, plan.now, self.runtime, self.last, plan, plan.only
+            )
             if less.planned != plan.planned:
                 plan.planned = less.planned
                 return True
@@ -174,6 +188,7 @@ class Driver:
         for number in range(2, self.program.last_stage + 1):
             computed.raise_failure()
             carried = computed.carried_to(self.program, number, context.partitions)
+            context = replace(context, made=computed.tables_made(self.program))
             stage = self.runtime.next_stage(self.program, context, number, carried)
             if disagreement(stage, context.partitions):
                 return None

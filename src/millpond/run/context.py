@@ -9,7 +9,7 @@ from millpond.errors import MillpondError
 from millpond.flow import Split
 from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer
-from millpond.log.record import StreamTime
+from millpond.log.record import Pointers, Record, StreamTime
 from millpond.timing import Unit
 
 Segments = dict[str, list[Pointer]]  # step or sink → files
@@ -47,6 +47,7 @@ class Context:
     checksums: dict[int, str] = field(default_factory=dict)  # of those records
     manifest: Pointer | None = None  # the state at some record before: replicas that lack it begin there
     moment: Moment = field(default_factory=lambda: Moment())
+    made: Pointers = field(default_factory=dict)  # table → partition → what an earlier stage of the batch has changed
 
     @property
     def paths(self) -> Paths:
@@ -54,6 +55,15 @@ class Context:
 
     def attempt(self, nonce: str) -> Attempt:
         return Attempt(self.batch, self.driver, nonce)
+
+
+def by_partition(record: Record) -> dict[int, Segments]:
+    """The segments of a record, for each partition those of its steps."""
+    found: dict[int, Segments] = {}
+    for step, partitions in record.segments.items():
+        for partition, pointers in partitions.items():
+            found.setdefault(partition, {})[step] = pointers
+    return found
 
 
 @dataclass(frozen=True)

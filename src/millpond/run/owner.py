@@ -10,7 +10,7 @@ from millpond.errors import Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
 from millpond.log.record import FORMAT, Kind, Record, StepInfo
 from millpond.pipeline.graph import Program
-from millpond.run.context import Context, Moment, Segments
+from millpond.run.context import Context, Moment, by_partition
 from millpond.run.plan import check_steps
 from millpond.storage import Storage
 
@@ -129,16 +129,8 @@ class Owner:
             now=now,
             state_url=self._storage.url,
             home=home,
-            recent={record.number: _by_partition(record) for record in self._recent},
+            recent={record.number: by_partition(record) for record in self._recent},
             checksums={record.number: record.checksum for record in self._recent},
             manifest=last.manifest,
             moment=replace(moment, reached=last.reached, details=details),
         )
-
-
-def _by_partition(record: Record) -> dict[int, Segments]:
-    found: dict[int, Segments] = {}
-    for step, partitions in record.segments.items():
-        for partition, pointers in partitions.items():
-            found.setdefault(partition, {})[step] = pointers
-    return found

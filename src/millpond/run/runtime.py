@@ -80,6 +80,10 @@ class Runtime(Protocol):
         """The offered batch is committed: let the DataFrame go on."""
         ...
 
+    def is_waiting(self, stream: str) -> bool:
+        """Whether a stream, if it is a streaming DataFrame, has nothing to offer and has looked for it."""
+        ...
+
     @property
     def exhausted(self) -> bool:
         """Whether no streaming DataFrame will offer anything more of what is there now."""

@@ -6,39 +6,29 @@ anywhere, at the same time; what it writes has a name that no other attempt can 
 
 from __future__ import annotations
 
-import logging
 import pickle
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from zlib import crc32
 
 from millpond.clock import Clock, SystemClock, elapsed, new_id
-from millpond.errors import Corrupt, MillpondError, StepFailed, Unavailable
+from millpond.errors import MillpondError, StepFailed, Unavailable
 from millpond.flow import Chunk, JsonLines, Source
-from millpond.log import manifest as manifests
 from millpond.log import pointer, segment
-from millpond.log.ledger import Ledger
-from millpond.log.manifest import Manifest
-from millpond.log.record import Record
 from millpond.log.segment import Change, Origin
 from millpond.pipeline.graph import Keep, Program, Read
-from millpond.replica import Replica, View, home
-from millpond.replica.local import Applied, replicated
+from millpond.replica import Replica, View
 from millpond.rows import in_order
 from millpond.run.context import Context, Header, Incomplete, Made, Piece, Planned, Progress, Result, Segments
+from millpond.run.replicas import Tables, caught_up, laid_over, remember, with_tables
 from millpond.run.watermarks import marks, moved
 from millpond.run.work import Work
 from millpond.steps.failure import Stop
 from millpond.storage import Storage, open_storage
 from millpond.timing import MAX_TICKS
 
-log = logging.getLogger("millpond")
-T = TypeVar("T")
-
-MOST_REMEMBERED = 200_000  # changes that one process keeps to apply them without reading them back
 MOST_BLOB_BYTES = 1 << 30  # Spark cannot move 2 GiB from one task to one partition
 
 Item = tuple[int, Any]  # a partition, and a Header or (task, number, exchange, blob)
@@ -210,49 +200,13 @@ def _keyed(
     if context.moment.ends is None:  # every reading task has told how far time has come
         context = replace(context, moment=replace(context.moment, ends=moved(program, context.moment, headers)))
 
-    def work_on(replica: Replica) -> Result:
-        return _with_state(program, context, stage, partition, arrived, replica, tools, result)
+    def work_on(tables: Tables) -> Result:
+        def with_these(replica: Replica) -> Result:
+            return _with_state(program, context, stage, partition, arrived, replica, tables, tools, result)
 
-    return caught_up(storage, context, partition, work_on, anew=rebuild)
+        return caught_up(storage, context, partition, with_these, anew=rebuild)
 
-
-def caught_up(
-    storage: Storage, context: Context, partition: int, use: Callable[[Replica], T], *, anew: bool = False
-) -> T:
-    """Use a partition's replica at the record that the context names. If the newest manifest, or what it names,
-    is damaged, an earlier one and more of the log do as well, for as long as they are kept.
-    """
-    while True:
-        now = context
-        try:
-            return replicated(
-                replica_folder(now, partition),
-                lambda position, now=now: missing(storage, now, partition, position),  # type: ignore[misc]
-                use,
-                anew=anew,
-                belongs=lambda view, now=now: belongs(storage, now, view),  # type: ignore[misc]
-            )
-        except Corrupt:
-            if context.manifest is None:
-                raise
-            earlier = _earlier(storage, context)
-            if earlier is None:
-                raise
-            log.warning("%s: %s cannot be read; an earlier one is taken", context.app, context.manifest.path)
-            context = replace(context, manifest=earlier.manifest)
-
-
-def _earlier(storage: Storage, context: Context) -> Record | None:
-    """The newest record before whose manifest is another than the context's, if the log since then is there."""
-    ledger = Ledger(storage, context.app, SystemClock())
-    for number in range(context.base, max(ledger.floor(), context.born) - 1, -1):
-        record = ledger.read(number)
-        if record is None:
-            return None
-        if record.manifest != context.manifest:
-            whole = record.manifest is not None or ledger.floor() <= context.born
-            return record if whole else None
-    return None
+    return with_tables(storage, context, program.tables_everywhere(stage), work_on)
 
 
 def _fetched(storage: Storage, piece: Piece) -> bytes:
@@ -269,6 +223,7 @@ def _with_state(
     partition: int,
     arrived: dict[int, list[bytes]],
     replica: Replica,
+    tables: Tables,
     tools: Tools,
     result: Result,
 ) -> Result:
@@ -277,10 +232,11 @@ def _with_state(
         if view.position != context.base:
             raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {context.base}")
         ends = context.moment.ends or {}
-        work.begin(view, marks(program, context.moment, ends))
+        laid = laid_over(storage, context, partition, view)
+        work.begin(view, marks(program, context.moment, ends), lambda step: tables.get(step) or laid(step))
         for exchange, blobs in arrived.items():
             for rows in in_order(blobs, work.codec):
-                work.leave(exchange, rows)
+                work.arrive(exchange, rows)
         work.end()
         changed = _changes(program, work)
         result.due = _due_next(program, work, view, changed)
@@ -290,7 +246,7 @@ def _with_state(
         origin = Origin(context.app, step, partition, context.batch)
         path = context.paths.state(step, partition, context.attempt(nonce))
         segments[step] = [pointer.write(storage, path, segment.pack_state(changes, origin), len(changes))]
-        _remember(path, changes)
+        remember(path, changes)
     made = _written(work, storage, partition, nonce, stage)
     result.segments, result.made, result.ends = segments, made, ends
     for node, running in work.running.items():
@@ -374,70 +330,3 @@ def _portable(failure: StepFailed) -> StepFailed:
             traceback=failure.traceback,
         )
     return failure
-
-
-# --- catching up ---
-
-HISTORY = ""  # where a replica keeps the checksum of the record that it stands at; no step has this name
-
-_own: dict[str, list[Change]] = {}  # what this process wrote last: no need to read it back
-
-
-def _remember(path: str, changes: list[Change]) -> None:
-    # Another process may take the partition next, and then nobody asks for it: the oldest make room.
-    while _own and sum(map(len, _own.values())) + len(changes) > MOST_REMEMBERED:
-        del _own[next(iter(_own))]
-    _own[path] = changes
-
-
-def replica_folder(context: Context, partition: int) -> Path:
-    place = context.home or home.default_home()
-    return home.folder(place, context.app, context.incarnation, partition, context.partitions)
-
-
-def missing(storage: Storage, context: Context, partition: int, position: int) -> Iterator[Applied]:
-    """The changes of the records after a position and up to the one that the batch builds on."""
-    ledger = Ledger(storage, context.app, SystemClock())
-    if position < 0 and context.manifest is not None:
-        manifest = manifests.read(storage, context.manifest)
-        yield manifest.upto, _compacted(storage, manifest, partition)
-        position = manifest.upto
-    for number in range(max(position + 1, context.born), context.base + 1):
-        known = context.recent.get(number)
-        if known is not None:
-            segments, checksum = known.get(partition, {}), context.checksums[number]
-        else:
-            record = next(ledger.between(number - 1, context.base))
-            checksum = record.checksum
-            segments = {step: parts[partition] for step, parts in record.segments.items() if partition in parts}
-        changes = {step: _read_changes(storage, pointers) for step, pointers in segments.items()}
-        yield number, {HISTORY: [Change(b"record", b"", checksum.encode())], **changes}
-
-
-def _compacted(storage: Storage, manifest: Manifest, partition: int) -> Iterator[tuple[str, Sequence[Change]]]:
-    """All of a partition's state at a manifest's record, file by file."""
-    yield HISTORY, [Change(b"record", b"", manifest.checksum.encode())]
-    for step, parts in manifest.runs.items():
-        for run in parts.get(partition, []):
-            for part in run:
-                yield step, segment.unpack_state(pointer.read(storage, part.file))
-
-
-def belongs(storage: Storage, context: Context, view: View) -> bool:
-    """Whether a replica was built from this very ledger, up to the record that it stands at.
-
-    A state directory that was put back from a copy has records of the same numbers, and another history.
-    """
-    if view.position < 0:
-        return True
-    checksum = context.checksums.get(view.position)
-    if checksum is None:
-        record = Ledger(storage, context.app, SystemClock()).read(view.position)
-        checksum = "" if record is None else record.checksum
-    return view.get(HISTORY, b"record") == checksum.encode()
-
-
-def _read_changes(storage: Storage, pointers: list[pointer.Pointer]) -> list[Change]:
-    if len(pointers) == 1 and pointers[0].path in _own:
-        return _own.pop(pointers[0].path)
-    return [change for p in pointers for change in segment.unpack_state(pointer.read(storage, p))]

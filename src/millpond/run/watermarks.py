@@ -163,13 +163,20 @@ class Quiet:
         now: float,
         *,
         final: bool = False,
+        only: frozenset[str] | None = None,
     ) -> Moment:
-        """Event time as a batch begins; `coming` are the partitions of which it will read something."""
+        """Event time as a batch begins; `coming` are the partitions of which it will read something.
+
+        `only` are the streams that are looked at, where not all are: nobody knows whether the others are quiet.
+        """
         found = dict(times)
         idle: dict[str, frozenset[str]] = {}
         asleep: set[str] = set()
         for name, read in program.clocks.values():
             if read.idle_after is None:
+                continue
+            if only is not None and read.stream not in only:
+                self.since = {of: since for of, since in self.since.items() if of[0] != name}
                 continue
             held = found.get(name, StreamTime())
             partitions = set(held.newest) or {WHOLE}

@@ -21,10 +21,12 @@ from millpond.rows import Rows, pack_rows, shaped
 from millpond.run.concurrent import mapped
 from millpond.run.context import Context, Made, Piece
 from millpond.run.keying import Failed, keyed, parted
-from millpond.run.timestamps import Reader
+from millpond.run.spreading import spread
+from millpond.run.timestamps import Reader as TimeReader
 from millpond.run.watermarks import Mark, at_end, incoming, marks
 from millpond.steps.base import Running, Turn
 from millpond.steps.failure import BadInput, Failures, OnError, is_needed_again, own_copy
+from millpond.steps.table import Reader, Table
 from millpond.timing import Times, Unit, as_time, span, ticks, unit_of
 
 
@@ -204,6 +206,12 @@ class Work:
 
     # --- rows come in ---
 
+    def arrive(self, exchange: int, rows: Rows) -> None:
+        """Rows come out of an exchange."""
+        if self.program.nodes[exchange].keyed is None:  # they had no key, and were given one for the way
+            rows.keys = None
+        self.leave(exchange, rows)
+
     def read(self, node: g.Node, chunk: Chunk, first: int) -> None:
         """Rows come from a source, the first of them at place `first`."""
         op = node.op
@@ -235,7 +243,7 @@ class Work:
         readers = [self.program.nodes[r].op for r in self.program.consumers[node.id]]
         return (
             op.type is None
-            and (op.timestamp is None or Reader(op.timestamp).field is not None)
+            and (op.timestamp is None or TimeReader(op.timestamp).field is not None)
             and all(isinstance(r, g.Key) and all(isinstance(by, str) for by in r.by) for r in readers)
         )
 
@@ -292,7 +300,7 @@ class Work:
 
     def _timed(self, node: g.Node, op: g.Read, chunk: Chunk, rows: Rows) -> Rows:
         """The rows with their times; those without one, or with one that nobody can believe, are left out."""
-        reader = Reader(op.timestamp)
+        reader = TimeReader(op.timestamp)
         times = reader.all(rows)
         if times is None:
             if rows.form == "json":
@@ -359,13 +367,17 @@ class Work:
     def _exchange(self, node: g.Node, rows: Rows) -> None:
         blobs = self.blobs.setdefault(node.id, {})
         try:
-            packed = {p: pack_rows(part, self.codec) for p, part in parted(rows, self.context.partitions).items()}
+            packed = self._packed(rows)
         except Exception:
-            rows = self._encodable(node, "key_by", rows)
-            packed = {p: pack_rows(part, self.codec) for p, part in parted(rows, self.context.partitions).items()}
+            packed = self._packed(self._encodable(node, "key_by", rows))
         for partition, blob in packed.items():
             blobs.setdefault(partition, []).append(blob)
             self.blob_bytes += len(blob)
+
+    def _packed(self, rows: Rows) -> dict[int, bytes]:
+        partitions = self.context.partitions
+        whole = spread(rows, partitions) if rows.keys is None else rows
+        return {p: pack_rows(part, self.codec) for p, part in parted(whole, partitions).items()}
 
     def _deliver(self, node: g.Node, sink: str, rows: Rows) -> None:
         rows = rows.as_objects()
@@ -381,7 +393,12 @@ class Work:
     def _encodable(self, node: g.Node, step: str, rows: Rows) -> Rows:
         """The rows that can be written down; the others have failed."""
         good: list[int] = []
-        failed = self._failed(node, step, rows)
+        policy = None
+        if isinstance(node.op, g.Side):  # the step that it is a side of stands for it
+            op = self.program.nodes[self.program.consumers[node.id][0]].op
+            assert isinstance(op, g.Keep)
+            step, policy = op.step.name, op.step.on_error
+        failed = self._failed(node, step, rows, policy)
         for i, row in enumerate(rows.objects()):
             try:
                 self.codec.encode(row)
@@ -409,8 +426,11 @@ class Work:
                         data += blob
         return bytes(data), carried
 
-    def begin(self, view: View, ends: list[Mark]) -> None:
-        """Start the steps of this stage; `ends` are the marks of all nodes as the batch ends."""
+    def begin(self, view: View, ends: list[Mark], tables: Callable[[str], Reader]) -> None:
+        """Start the steps of this stage; `ends` are the marks of all nodes as the batch ends.
+
+        `tables` gives what reads a table of an earlier stage.
+        """
         context, moment = self.context, self.context.moment
         for node in self.program.nodes:
             if isinstance(node.op, g.Keep) and self.program.stages[node.id] == self.stage:
@@ -429,16 +449,23 @@ class Work:
                     end.at,
                     moment.final,
                     lambda count, name=step.name: self.late.__setitem__(name, self.late.get(name, 0) + count),  # type: ignore[misc]
+                    None if node.op.table is None else self._reader(node.op.table, tables),
                     moment.details.get(step.name),
                 )
                 self.running[node.id] = step.start(turn)
 
+    def _reader(self, table: int, tables: Callable[[str], Reader]) -> Reader:
+        running, op = self.running.get(table), self.program.nodes[table].op
+        assert isinstance(op, g.Keep)
+        return running.rows_of if isinstance(running, Table) else tables(op.step.name)
+
     def end(self) -> None:
         """All rows have come: every step does what is due, one after the other as their rows flow."""
         for node in sorted(self.running):
-            rows = self.running[node].end()
-            if rows is not None:
-                self.leave(node, rows)
+            made = self.running[node].end()
+            for rows in made if isinstance(made, list) else [made]:
+                if rows is not None:
+                    self.leave(node, rows)
             self._put_aside(node, self.running[node])
 
     def made(self) -> Made:

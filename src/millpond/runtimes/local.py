@@ -68,6 +68,9 @@ class LocalRuntime:
     def accept(self, offer: Offer) -> None:
         return None
 
+    def is_waiting(self, stream: str) -> bool:
+        return True
+
     @property
     def exhausted(self) -> bool:
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ class Turn:
     expiry: int | None = None  # the same, unmoved by the end of the input
     final: bool = False  # the input has ended, and what is open closes
     late: Callable[[int], None] = lambda count: None
+    table: Callable[[Sequence[bytes]], list[bytes | None]] | None = None  # keys to rows of the table that it looks into
     previous: dict[str, Any] | None = None  # the step's own detail in the record that the batch builds on
 
     @property
@@ -54,7 +55,7 @@ class Running(Protocol):
         """Take keyed rows, in order, of one of the step's inputs; called any number of times."""
         ...
 
-    def end(self) -> Rows | None:
+    def end(self) -> Rows | list[Rows] | None:
         """Do what is due by now; called once, after all rows, also where there were none."""
         ...
 

@@ -170,6 +170,16 @@ class Frames:
                 query.offer = None
                 query.done.set()
 
+    def is_waiting(self, stream: str) -> bool:
+        """Whether a stream has no query, or one that has ended or found nothing new."""
+        for query in self._queries:
+            if query.stream == stream:
+                if query.there.is_set():
+                    return False
+                # It says that it waits after it has looked; before, it says that it is about to begin.
+                return not query.query.isActive or query.query.status["message"].startswith("Waiting")
+        return True
+
     @property
     def exhausted(self) -> bool:
         return all(not q.query.isActive and not q.there.is_set() for q in self._queries)

@@ -159,6 +159,12 @@ class SparkRuntime:
     def accept(self, offer: Offer) -> None:
         self._frames.accept(offer)
 
+    def is_waiting(self, stream: str) -> bool:
+        try:
+            return self._frames.is_waiting(stream)
+        except _FAILED as error:
+            raise self._gone() from error
+
     @property
     def exhausted(self) -> bool:
         try:

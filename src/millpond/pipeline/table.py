@@ -1,0 +1,126 @@
+"""Tables, and what a lookup into one is given, checked: a mistake is told where the program is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond.errors import InvalidUse
+from millpond.pipeline import graph as g
+from millpond.pipeline.fields import Field, read_field
+from millpond.steps import table as rows
+from millpond.steps.base import Step
+from millpond.steps.failure import OnError, checked
+from millpond.steps.lookup import Lookup
+
+HOWS = ("left", "inner")
+
+
+class Table:
+    """The latest row of every key of a stream, made by `app.table`, for others to look up.
+
+    >>> import millpond as mp
+    >>> app = mp.App("shop")
+    >>> updates = app.stream("updates", mp.sources.rows([]))
+    >>> prices = app.table("prices", updates.key_by("sku"), everywhere=True)
+    >>> prices
+    table 'prices', by 'sku', everywhere
+    """
+
+    def __init__(self, graph: g.Graph, node: g.Node) -> None:
+        assert isinstance(node.op, g.Keep) and node.keyed is not None
+        self._graph, self._node = graph, node
+        self._name, self._keyed, self._everywhere = node.op.step.name, node.keyed, g.is_everywhere(node.op)
+
+    def __repr__(self) -> str:
+        return f"table {self._name!r}, by {_parts(self._keyed)}{', everywhere' if self._everywhere else ''}"
+
+
+def table_step(
+    name: str, everywhere: Any, deleted: Any, types: tuple[type, ...], on_error: Any, inherited: OnError
+) -> Step:
+    """The step that keeps a table."""
+    where = f"table({name!r}"
+    if not isinstance(everywhere, bool):
+        raise InvalidUse(f"{where}, everywhere): expected True or False, got {everywhere!r}")
+    if deleted is not None and not callable(deleted):
+        raise InvalidUse(f"{where}, deleted): expected a function of a row, got {deleted!r}")
+    policy = inherited if on_error is None else checked(on_error, f"{where})")
+    options = {"everywhere": everywhere, "deleted": deleted}
+    return Step(name, "table", rows.Table, options, policy, types)
+
+
+def lookup_node(
+    graph: g.Graph, node: g.Node, name: str, table: Any, on: Any, how: Any, merge: Any, on_error: Any
+) -> g.Node:
+    """The node of a lookup over the rows that leave another."""
+    where = f"lookup({name!r}"
+    if not isinstance(table, Table) or table._graph is not graph:
+        raise InvalidUse(f"{where}): expected a table of the same app, made by app.table, got {table!r}")
+    if how not in HOWS:
+        raise InvalidUse(f"{where}, how): expected {', '.join(map(repr, HOWS))}, got {how!r}")
+    if merge is not None and not callable(merge):
+        raise InvalidUse(f"{where}, merge): expected a function of the row and the table's row, got {merge!r}")
+    options = {"on": _on(where, node, table, on), "how": how, "merge": merge}
+    policy = node.on_error if on_error is None else checked(on_error, f"{where})")
+    step = Step(graph.claim(name, "lookup"), "lookup", Lookup, options, policy)
+    side = graph.add(g.Side(0), (node.id,), keyed=node.keyed, on_error=node.on_error)
+    return graph.add(g.Keep(step, table._node.id), (side.id,), keyed=node.keyed, on_error=node.on_error)
+
+
+def _on(where: str, node: g.Node, table: Table, on: Any) -> Any:
+    """What gives a row the key that it looks up; nothing if the row's own key is the one."""
+    own = node.keyed is not None and node.keyed == table._keyed
+    if table._everywhere:
+        if on is None:
+            if not own:
+                raise InvalidUse(
+                    f"{where}, on): expected a field or a function that gives a row its key in the {table!r}, got "
+                    f"nothing, and the stream is {_said(node)}. Say, for example, on={table._keyed[0]!r}."
+                )
+            return None
+        return key_reader(where, on, len(table._keyed))
+    if not own:
+        raise InvalidUse(
+            f"{where}): expected a stream that is keyed like the {table!r}, and it is {_said(node)}. Key it by parts "
+            f"of the same names, with key_by({_parts(table._keyed)}), or let the table lie everywhere."
+        )
+    if on is not None and on != table._keyed and (on,) != table._keyed:
+        raise InvalidUse(
+            f"{where}, on): expected nothing, or the key {_parts(table._keyed)}, for a row meets the row of its own "
+            f"key in the {table!r}, got {on!r}. A table that lies everywhere is looked up by whatever on= says."
+        )
+    return None
+
+
+def key_reader(where: str, on: Any, parts: int | None = None) -> Any:
+    """What reads the key that a row looks up: of a field, of several, or of a function."""
+    if isinstance(on, str):
+        found: Any = Field(on)
+    elif isinstance(on, (tuple, list)) and len(on) > 1 and all(isinstance(part, str) for part in on):
+        found = Fields(tuple(on))
+    elif callable(on):
+        return on
+    else:
+        raise InvalidUse(f"{where}, on): expected a field, several fields or a function of the row, got {on!r}")
+    given = 1 if isinstance(on, str) else len(on)
+    if parts is not None and given != parts:
+        raise InvalidUse(f"{where}, on): the table's key has {parts} parts, expected as many fields, got {on!r}")
+    return found
+
+
+class Fields:
+    """Reads several fields of a row, as one key."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def __call__(self, row: Any) -> tuple[Any, ...]:
+        return tuple(read_field(row, name) for name in self.names)
+
+
+def _said(node: g.Node) -> str:
+    return "not keyed" if node.keyed is None else f"keyed by {_parts(node.keyed)}"
+
+
+def _parts(keyed: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, keyed))

@@ -1,0 +1,52 @@
+"""Tables first: when a driver begins, the streams that feed tables are read to their present end before others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millpond.flow import Limit
+from millpond.pipeline.graph import Program
+from millpond.pipeline.phases import phases
+from millpond.run.runtime import Runtime
+
+FEW = 2  # batches, one after the other, that found little: what comes now was not there at the beginning
+
+
+@dataclass
+class First:
+    """Which streams a driver reads for now.
+
+    The present end of a stream is where it has nothing more, or, as new rows may come as fast as they are
+    read, where batch after batch finds little. What is planned while the clock has not moved was there before.
+    """
+
+    program: Program
+    began: float
+    _left: list[frozenset[str]] = field(init=False)
+    _little: int = 0
+
+    def __post_init__(self) -> None:
+        self._left = phases(self.program)
+
+    def streams(self, now: float) -> frozenset[str] | None:
+        """The streams to read at a time; nothing means all."""
+        if self._left and self._little >= FEW and now > self.began:
+            self._next()
+        return self._left[0] if self._left else None
+
+    def read(self, rows: int, limit: Limit) -> None:
+        """A batch has read so many rows, and could have read as many as the limit says."""
+        self._little = self._little + 1 if rows * 2 < limit.rows else 0
+
+    def over(self, only: frozenset[str] | None, runtime: Runtime) -> bool:
+        """These streams, if not all were meant, have nothing more; whether others are to be read now."""
+        if only is None or not self._left or self._left[0] != only:
+            return False
+        if not all(runtime.is_waiting(stream) for stream in only):
+            return False
+        self._next()
+        return True
+
+    def _next(self) -> None:
+        self._left.pop(0)
+        self._little = 0

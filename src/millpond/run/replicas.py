@@ -1,0 +1,274 @@
+"""What a task catches up with: the replica of its partition, and whole tables that it looks rows up in."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import lmdb
+
+from millpond.clock import SystemClock
+from millpond.errors import Corrupt
+from millpond.log import manifest as manifests
+from millpond.log import pointer, segment
+from millpond.log.ledger import Ledger
+from millpond.log.manifest import Manifest
+from millpond.log.record import Record
+from millpond.log.segment import Change
+from millpond.replica import Replica, View, home
+from millpond.replica.cells import Damaged
+from millpond.replica.local import Applied, replicated
+from millpond.run.context import Context, Incomplete, Segments, by_partition
+from millpond.steps.table import ROW, Reader
+from millpond.storage import Storage
+
+log = logging.getLogger("millpond")
+
+MOST_REMEMBERED = 200_000  # changes that one process keeps to apply them without reading them back
+HISTORY = ""  # where a replica keeps the checksum of the record that it stands at; no step has this name
+
+T = TypeVar("T")
+
+_own: dict[str, list[Change]] = {}  # what this process wrote last: no need to read it back
+
+
+def remember(path: str, changes: list[Change]) -> None:
+    """These changes were written to this segment just now."""
+    # Another process may take the partition next, and then nobody asks for it: the oldest make room.
+    while _own and sum(map(len, _own.values())) + len(changes) > MOST_REMEMBERED:
+        del _own[next(iter(_own))]
+    _own[path] = changes
+
+
+def replica_folder(context: Context, partition: int) -> Path:
+    place = context.home or home.default_home()
+    return home.folder(place, context.app, context.incarnation, partition, context.partitions)
+
+
+def caught_up(
+    storage: Storage, context: Context, partition: int, use: Callable[[Replica], T], *, anew: bool = False
+) -> T:
+    """Use a partition's replica at the record that the context names."""
+
+    def missing(context: Context, position: int) -> Iterator[Applied]:
+        return _missing(storage, context, partition, position)
+
+    return _caught_up(storage, context, replica_folder(context, partition), missing, use, anew=anew)
+
+
+def _caught_up(
+    storage: Storage,
+    context: Context,
+    folder: Path,
+    missing: Callable[[Context, int], Iterator[Applied]],
+    use: Callable[[Replica], T],
+    *,
+    anew: bool = False,
+) -> T:
+    """If the newest manifest, or what it names, is damaged, an earlier one and more of the log do as well, for as
+    long as they are kept.
+    """
+    while True:
+        now = context
+        try:
+            return replicated(
+                folder,
+                lambda position, now=now: missing(now, position),  # type: ignore[misc]
+                use,
+                anew=anew,
+                belongs=lambda view, now=now: _belongs(storage, now, view),  # type: ignore[misc]
+            )
+        except Corrupt:
+            if context.manifest is None:
+                raise
+            earlier = _earlier(storage, context)
+            if earlier is None:
+                raise
+            log.warning("%s: %s cannot be read; an earlier one is taken", context.app, context.manifest.path)
+            context = replace(context, manifest=earlier.manifest)
+
+
+def _earlier(storage: Storage, context: Context) -> Record | None:
+    """The newest record before whose manifest is another than the context's, if the log since then is there."""
+    ledger = Ledger(storage, context.app, SystemClock())
+    for number in range(context.base, max(ledger.floor(), context.born) - 1, -1):
+        record = ledger.read(number)
+        if record is None:
+            return None
+        if record.manifest != context.manifest:
+            whole = record.manifest is not None or ledger.floor() <= context.born
+            return record if whole else None
+    return None
+
+
+def _missing(storage: Storage, context: Context, partition: int, position: int) -> Iterator[Applied]:
+    """The changes of the records after a position and up to the one that the batch builds on."""
+    if position < 0 and context.manifest is not None:
+        manifest = manifests.read(storage, context.manifest)
+        yield manifest.upto, _compacted(storage, manifest, partition)
+        position = manifest.upto
+    for number, checksum, partitions in _records(storage, context, position):
+        segments = partitions.get(partition, {})
+        changes = {step: _read_changes(storage, pointers) for step, pointers in segments.items()}
+        yield number, {HISTORY: [Change(b"record", b"", checksum.encode())], **changes}
+
+
+def _compacted(storage: Storage, manifest: Manifest, partition: int) -> Iterator[tuple[str, Sequence[Change]]]:
+    """All of a partition's state at a manifest's record, file by file."""
+    yield HISTORY, [Change(b"record", b"", manifest.checksum.encode())]
+    for step, parts in manifest.runs.items():
+        for run in parts.get(partition, []):
+            for part in run:
+                yield step, segment.unpack_state(pointer.read(storage, part.file))
+
+
+def _records(storage: Storage, context: Context, position: int) -> Iterator[tuple[int, str, dict[int, Segments]]]:
+    """Number, checksum and segments of those records."""
+    ledger = Ledger(storage, context.app, SystemClock())
+    for number in range(max(position + 1, context.born), context.base + 1):
+        known = context.recent.get(number)
+        if known is not None:
+            yield number, context.checksums[number], known
+        else:
+            record = next(ledger.between(number - 1, context.base))
+            yield number, record.checksum, by_partition(record)
+
+
+def _belongs(storage: Storage, context: Context, view: View) -> bool:
+    """Whether a replica was built from this very ledger, up to the record that it stands at.
+
+    A state directory that was put back from a copy has records of the same numbers, and another history.
+    """
+    if view.position < 0:
+        return True
+    checksum = context.checksums.get(view.position)
+    if checksum is None:
+        record = Ledger(storage, context.app, SystemClock()).read(view.position)
+        checksum = "" if record is None else record.checksum
+    return view.get(HISTORY, b"record") == checksum.encode()
+
+
+def _read_changes(storage: Storage, pointers: list[pointer.Pointer]) -> list[Change]:
+    if len(pointers) == 1 and pointers[0].path in _own:
+        return _own.pop(pointers[0].path)
+    return [change for p in pointers for change in segment.unpack_state(pointer.read(storage, p))]
+
+
+# --- tables ---
+
+Tables = dict[str, Reader]  # step → the rows of a table that lies here as a whole
+
+
+class _Astray(Exception):
+    """The replica of a whole table is damaged. It is not the partition's, so that is not thrown away for it."""
+
+
+class _Laid:
+    """A table as it is within a batch: what was committed, with what an earlier stage has changed laid over it."""
+
+    def __init__(self, step: str, view: View, changes: Callable[[], Iterable[Change]]) -> None:
+        self._step, self._view, self._changes = step, view, changes
+        self._over: dict[bytes, bytes | None] | None = None
+
+    def __call__(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if self._over is None:
+            self._over = {change.key: change.value for change in self._changes() if change.cell == ROW}
+        over = self._over
+        if not over:
+            return self._view.get_many(self._step, keys)
+        committed = iter(self._view.get_many(self._step, [key for key in keys if key not in over]))
+        return [over[key] if key in over else next(committed) for key in keys]
+
+
+def laid_over(storage: Storage, context: Context, partition: int, view: View) -> Callable[[str], Reader]:
+    """Readers of the tables of this partition whose stage has been run."""
+
+    def reader(step: str) -> Reader:
+        made = context.made.get(step, {}).get(partition, [])
+        return _Laid(step, view, lambda: _made(storage, made))
+
+    return reader
+
+
+def with_tables(storage: Storage, context: Context, steps: Sequence[str], use: Callable[[Tables], T]) -> T:
+    """Catch up the replicas of whole tables on this host, and use them; what is damaged is built anew.
+
+    Like a partition's replica they stand exactly at the record that the batch builds on. `use` may be called again.
+    """
+    if not steps:
+        return use({})
+    step, *others = steps
+
+    def with_this(replica: Replica) -> T:
+        with replica.view() as view:
+            if view.position != context.base:
+                raise Incomplete(
+                    f"table {step!r} at record {view.position}, batch {context.batch} needs {context.base}"
+                )
+            made = [p for part in context.made.get(step, {}).values() for p in part]
+            laid = _Laid(step, view, lambda: _made(storage, made))
+
+            def read(keys: Sequence[bytes]) -> list[bytes | None]:
+                try:
+                    return laid(keys)
+                except (Damaged, lmdb.Error) as error:
+                    raise _Astray(step) from error
+
+            try:
+                return with_tables(storage, context, others, lambda tables: use({step: read, **tables}))
+            except _Astray as error:
+                raise (Damaged(str(error.__cause__)) if error.args == (step,) else error) from error
+
+    place = context.home or home.default_home()
+    folder = home.table_folder(place, context.app, context.incarnation, step, context.partitions)
+
+    def missing(context: Context, position: int) -> Iterator[Applied]:
+        return _missing_everywhere(storage, context, step, position)
+
+    with _alone(folder):
+        _caught_up(storage, context, folder, missing, lambda replica: None)
+    return _caught_up(storage, context, folder, missing, with_this)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process of the host reads what is missing; the others find it there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _missing_everywhere(storage: Storage, context: Context, step: str, position: int) -> Iterator[Applied]:
+    """The same for all of one table, and for its rows alone."""
+    if position < 0 and context.manifest is not None:
+        manifest = manifests.read(storage, context.manifest)
+        yield manifest.upto, _compacted_everywhere(storage, manifest, step)
+        position = manifest.upto
+    for number, checksum, partitions in _records(storage, context, position):
+        changes = [
+            change
+            for segments in partitions.values()
+            for change in _made(storage, segments.get(step, []))
+            if change.cell == ROW
+        ]
+        yield number, {HISTORY: [Change(b"record", b"", checksum.encode())], step: changes}
+
+
+def _compacted_everywhere(storage: Storage, manifest: Manifest, step: str) -> Iterator[tuple[str, Sequence[Change]]]:
+    yield HISTORY, [Change(b"record", b"", manifest.checksum.encode())]
+    for runs in manifest.runs.get(step, {}).values():
+        for part in (part for run in runs for part in run):
+            changes = segment.unpack_state(pointer.read(storage, part.file))
+            yield step, [change for change in changes if change.cell == ROW]
+
+
+def _made(storage: Storage, pointers: list[pointer.Pointer]) -> Iterator[Change]:
+    for p in pointers:
+        held = _own.get(p.path)  # it stays: the partition's own replica is still to apply it
+        yield from segment.unpack_state(pointer.read(storage, p)) if held is None else held

@@ -1,0 +1,149 @@
+"""`lookup`: rows meet the row of a table that has their key.
+
+orders.lookup("priced", prices, on="sku", how="left", merge=lambda order, price: …)
+
+All changes that a batch makes to the table come before the lookups of that batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millpond.codec import copy_value, encode_key, encode_keys
+from millpond.errors import InvalidUse
+from millpond.log.segment import Change
+from millpond.rows import Rows
+from millpond.steps.base import Step, Turn
+from millpond.steps.failure import BadInput, OnError, is_needed_again, own_copy
+from millpond.steps.join_merge import merged
+
+Failed = Callable[[int, Any, Exception, Callable[[], None] | None], None]  # place, row, error, another attempt
+On = Callable[[Any], Any]  # a row to the key that it looks up
+Merge = Callable[[Any, Any], Any]
+
+MISSING: Any = object()  # no row of a table
+
+
+class Lookup:
+    """Holds its rows back until the table has all changes of the batch; it keeps no state."""
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        self._step, self._turn = step, turn
+        self._on: On | None = step.options["on"]
+        self._waiting: list[Rows] = []
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        self._waiting.append(rows)
+        return Rows([], [])
+
+    def end(self) -> list[Rows]:
+        waiting, self._waiting = self._waiting, []
+        return [self._met(rows.as_objects()) for rows in waiting]
+
+    def _met(self, rows: Rows) -> Rows:
+        step, table = self._step, self._turn.table
+        assert table is not None
+        failed = self._failed(rows)
+        if self._on is None:
+            assert rows.keys is not None
+            distinct, index = rows.keys.encoded, list(rows.keys.index)
+        else:
+            keys, good = looked_up(self._on, rows, failed)
+            if len(good) < len(rows):
+                rows = rows.pick(good)
+                failed = self._failed(rows)
+            place = {key: i for i, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
+            distinct, index = list(place), [-1 if key is None else place[key] for key in keys]
+        found, decode = table(distinct), self._turn.codec.decode
+        decoded: dict[int, Any] = {}
+
+        def right(i: int) -> Any:
+            k = index[i]
+            data = None if k < 0 else found[k]
+            if data is None:
+                return MISSING
+            if k not in decoded:
+                decoded[k] = decode(data)
+            return copy_value(decoded[k])  # whoever gets it may do with it as they please
+
+        return paired(rows, right, step.options["how"], step.options["merge"], step.on_error, failed)
+
+    def _failed(self, rows: Rows) -> Failed:
+        def failed(i: int, row: Any, error: Exception, again: Callable[[], None] | None) -> None:
+            key = None if rows.keys is None else rows.keys.of(i)
+            self._turn.failures.row(
+                self._step.on_error, self._step.name, error, key=key, row=row, order=rows.order[i], again=again
+            )
+
+        return failed
+
+    def changes(self) -> list[Change]:
+        return []
+
+
+def looked_up(on: On, rows: Rows, failed: Failed) -> tuple[list[bytes | None], list[int]]:
+    """The keys that rows look up, encoded, and the places of the rows that have one.
+
+    A key that is None, or has a part that is, looks nothing up: it meets no row of any table.
+    """
+    try:
+        found = [on(row) for row in rows.data]
+        if not any(map(is_nothing, found)):
+            return list(encode_keys(found)), list(range(len(rows)))
+    except Exception:
+        pass  # which row it was, and why, is found one by one
+    keys: list[bytes | None] = []
+    good: list[int] = []
+
+    def once(i: int, row: Any) -> None:
+        key = on(row)
+        keys.append(None if is_nothing(key) else encode_key(key))
+        good.append(i)
+
+    for i, row in enumerate(rows.data):
+        try:
+            once(i, row)
+        except Exception as error:
+            failed(i, row, plainer(error), lambda i=i, row=row: once(i, row))  # type: ignore[misc]
+    return keys, good
+
+
+def is_nothing(key: Any) -> bool:
+    return key is None or (type(key) is tuple and None in key)
+
+
+def plainer(error: Exception) -> Exception:
+    """A field that is not there needs no traceback."""
+    return BadInput(str(error)) if type(error) is LookupError or isinstance(error, InvalidUse) else error
+
+
+def paired(
+    rows: Rows, right: Callable[[int], Any], how: str, merge: Merge | None, policy: OnError, failed: Failed
+) -> Rows:
+    """What becomes of rows and of what each of them has found: `right(i)`, a row of its own or MISSING."""
+    merge = merge or merged
+    is_kept, is_inner = is_needed_again(policy), how == "inner"
+    data: list[Any] = []
+    came: list[int] = []
+
+    def once(i: int, row: Any) -> None:
+        found = right(i)
+        if found is MISSING:
+            if is_inner:
+                return
+            found = None
+        data.append(merge(row, found))
+        came.append(i)
+
+    for i, row in enumerate(rows.data):
+        try:
+            once(i, own_copy(row) if is_kept else row)
+        except Exception as error:
+            failed(i, row, error, lambda i=i, row=row: once(i, own_copy(row)))  # type: ignore[misc]
+    if len(came) == len(rows):
+        return rows.with_data(data)
+    picked: Sequence[int] = came
+    kept = rows.pick(picked)
+    kept.data, kept.form = data, "objects"
+    return kept
