@@ -320,6 +320,8 @@ class Windows:
             for w in self.due(upto):
                 self._pass(w, upto)
         self.passed()
+        if self.fires_all:
+            self._forget_triggers()
         if "clock" in self.trigger.causes:
             self._tick()
         self._put_late()
@@ -379,12 +381,18 @@ class Windows:
                     self._all_at("watermark", w.key, None, None, w, [], shown)
                 else:
                     self._ask("watermark", w, None, None, False, shown)
-            else:
+            elif not self.by_key:
                 w.changed = True  # its time has changed with the program
         except Exception as error:
             self._failed(w, error)
         for each, output, time in shown:
             self._made.add(each.key, self.known(each.key), output, time)
+
+    def _forget_triggers(self) -> None:
+        """Of a key that has no open window any more, no trigger is kept."""
+        for key in {w.key for w in self.held() if not w.alive}:
+            if not self.open(key):
+                self.marks.set_trigger(key, None, False, [])
 
     def close(self, w: Window, shown: list[Any]) -> None:
         """What has changed since the last pane goes out, and the window is gone."""

@@ -17,7 +17,7 @@ import numpy as np
 from millpond.codec import decode_keys
 from millpond.log.segment import Change
 from millpond.rows import ENDING, Keys, Rows
-from millpond.steps.base import Made, Step, Turn
+from millpond.steps.base import Step, Turn
 from millpond.steps.values import make_change
 from millpond.steps.window import Saved
 from millpond.steps.window_columns import Column, Groups, Refused, Totals, can_read, column_of, grouped
@@ -183,17 +183,18 @@ class BulkHops(Hops):
 
     def end(self) -> Rows | None:
         upto = self.turn.watermark
-        if upto is None or self._met:  # where some were opened one by one, all are closed so
+        try:
+            if upto is None or self._met:  # where some were opened one by one, all are closed so
+                raise Refused
+            stored = self._stored_due(upto)
+        except Refused:
             for (key, cell), held in self._bulk.items():
                 self._window(key, cell, held)
             self._bulk = {}
             return super().end()
-        self._made = Made(self.unit)
-        found = self._own_due(upto)
-        found += self._stored_due(upto, {place for _, place, _ in found})
-        found.sort(key=_by_time)
+        found = sorted([*self._own_due(upto), *stored], key=_by_time)
         self._put_late()
-        return self._shown(found) or self._made.rows()
+        return self._shown(found)
 
     def _closes_at(self, cell: bytes) -> int:
         _, end = self.extent(cell)
@@ -212,28 +213,19 @@ class BulkHops(Hops):
                 self._closed.append(place)
         return found
 
-    def _stored_due(self, upto: int, own: set[Place]) -> list[_Closing]:
-        """Windows of earlier batches whose time has come."""
-        entries = [
-            entry
-            for entry in self.turn.view.due(self.step.name, upto)
-            if (place := (entry.key, entry.cell)) not in own and place not in self._bulk
-        ]
+    def _stored_due(self, upto: int) -> list[_Closing]:
+        """Windows of earlier batches, which this one has not met, whose time has come; or `Refused`."""
+        met = self._bulk
+        entries = [e for e in self.turn.view.due(self.step.name, upto) if not met or (e.key, e.cell) not in met]
         closes = {cell: self._closes_at(cell) for cell in {entry.cell for entry in entries}}
-        try:
-            if any(at > upto for at in closes.values()):  # the grace has grown since
-                raise Refused
-            kept = self._decoded([entry.value for entry in entries])
-        except Refused:
-            for entry in entries:
-                self._pass(self.take(entry), upto)
-            return []
+        if any(at > upto for at in closes.values()):
+            raise Refused  # the grace has grown since
+        kept = self._decoded([entry.value for entry in entries])
+        columns = self._accumulators(kept, range(len(kept)), len(kept))
         places = [(entry.key, entry.cell) for entry in entries]
         self._closed += places
-        columns = self._accumulators(kept, range(len(kept)), len(kept))
-        return [
-            (closes[place[1]], place, held) for place, held in zip(places, zip(*columns, repeat(True)), strict=False)
-        ]
+        held = zip(*columns, repeat(True), strict=False)
+        return [(closes[place[1]], place, accs) for place, accs in zip(places, held, strict=True)]
 
     def _shown(self, closing_now: list[_Closing]) -> Rows | None:
         """The final panes of windows, as rows."""
