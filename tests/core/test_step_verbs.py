@@ -193,7 +193,7 @@ def test_deduplicate_within_a_duration_of_the_wrong_kind_says_so():
     def build(s):
         return s.key_by("k").deduplicate("once", within="10s")
 
-    with pytest.raises(mp.errors.StepFailed, match="the stream.s times are whole numbers, so expected a whole number"):
+    with pytest.raises(mp.errors.StepFailed, match="the stream's times are whole numbers, so expected a whole number"):
         piped(build, [{"k": 1, "at": 1}, {"k": 1, "at": 2}], timestamp="at")
 
 
