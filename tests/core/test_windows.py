@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
-from ledger_reader import changes
+from ledger_reader import changes, commits
 from small_windows import panes, row, rows, sent, windowed
 
 import millpond as mp
@@ -445,3 +445,14 @@ def test_late_rows_are_asked_for_when_it_is_known_what_they_are_late_for():
     keyed = mp.App("early").stream("rows", mp.sources.rows([]), timestamp="t").key_by("k")
     with pytest.raises(InvalidUse, match=r"call aggregate\(…\) first"):
         keyed.window("w", mp.tumbling(10), grace=0).late  # noqa: B018
+
+
+def test_how_many_rows_were_late_is_in_the_ledger():
+    storage = open_storage("memory://")
+    for aggregation in (mp.sum("v"), mp.sum(lambda r: r["v"])):
+        app = windowed(mp.hopping(10, 5), {"sum": aggregation}, grace=0)
+        with TestDriver(app, storage=storage) as driver:
+            driver.send("rows", rows((1, 100)))
+            driver.send("rows", rows((1, 50), (1, 52), (1, 99)))
+            assert [record["late"] for record in commits(storage, "windows") if "late" in record][-1] == {"w": 3}
+        storage = open_storage("memory://")
