@@ -144,6 +144,7 @@ class StateView:
             state_url=self._storage.url,
             home=self._home,
             checksums={record.number: record.checksum},
+            epoch=record.epoch,
             manifest=record.manifest,
         )
 

@@ -5,7 +5,8 @@ a driver on an empty machine needs to go on, except the state itself, which it p
 
 - a claim or a release says who owns the app, and repeats what the record before it said;
 - a commit says what one batch read, changed and put out;
-- a clear begins a new incarnation with nothing in it.
+- a clear begins a new incarnation with nothing in it;
+- a rewrite puts other state in the place of what was: of other partitions, of an earlier batch, migrated.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from millpond.log.pointer import Pointer, checksum
 
 FORMAT = 1
 
-Kind = Literal["claim", "commit", "clear", "release"]
+Kind = Literal["claim", "commit", "clear", "release", "rewrite"]
 Pointers = dict[str, dict[int, list[Pointer]]]  # step or sink → partition → files
 
 
@@ -66,6 +67,8 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     driver: str
     attempt: str
     time: float
+    epoch: int = 0  # the number of the last rewrite: replicas from before it hold other state
+    why: str = ""  # of a rewrite, in words
     previous: str  # the checksum of the record before: a record of another history never fits
     partitions: int
     positions: dict[str, Position] = field(default_factory=dict)
@@ -107,6 +110,7 @@ CARRIED = (
     "app",
     "incarnation",
     "born",
+    "epoch",
     "partitions",
     "positions",
     "watermarks",

@@ -29,9 +29,10 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def folder(home: str, app: str, incarnation: str, partition: int, partitions: int) -> Path:
-    """The folder of one partition's replica; every incarnation, and every count of partitions, has its own."""
-    return Path(home, safe(app), incarnation, f"{partition:05d}-of-{partitions:05d}")
+def folder(home: str, app: str, incarnation: str, partition: int, partitions: int, epoch: int = 0) -> Path:
+    """The folder of one partition's replica; every incarnation, count of partitions and epoch has its own."""
+    tail = f"-since-{epoch}" if epoch else ""
+    return Path(home, safe(app), incarnation, f"{partition:05d}-of-{partitions:05d}{tail}")
 
 
 def table_folder(home: str, app: str, incarnation: str, table: str, partitions: int) -> Path:

@@ -28,6 +28,7 @@ from millpond.run.compaction import EVERY, Compactor
 from millpond.run.context import Moment
 from millpond.run.delivery import Courier
 from millpond.run.first import First
+from millpond.run.merging import merged as merged_runs
 from millpond.run.owner import Owner
 from millpond.run.plan import disagreement, grouped
 from millpond.run.retention import Keep
@@ -74,7 +75,7 @@ class Driver:
             self.owner.id,
             storage,
             self.owner.ledger,
-            runtime.compact,
+            lambda works: runtime.each(merged_runs, works),
             keep or Keep(),
             threaded,
             every=compact_every,

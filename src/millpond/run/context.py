@@ -45,6 +45,7 @@ class Context:
     home: str | None  # where replicas live; each host decides for itself if nothing is said
     recent: dict[int, dict[int, Segments]] = field(default_factory=dict)  # record → partition → segments
     checksums: dict[int, str] = field(default_factory=dict)  # of those records
+    epoch: int = 0
     manifest: Pointer | None = None  # the state at some record before: replicas that lack it begin there
     moment: Moment = field(default_factory=lambda: Moment())
     made: Pointers = field(default_factory=dict)  # table → partition → what an earlier stage of the batch has changed

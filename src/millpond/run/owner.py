@@ -131,6 +131,7 @@ class Owner:
             home=home,
             recent={record.number: by_partition(record) for record in self._recent},
             checksums={record.number: record.checksum for record in self._recent},
+            epoch=last.epoch,
             manifest=last.manifest,
             moment=replace(moment, reached=last.reached, details=details),
         )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from millpond.errors import Unavailable
 from millpond.flow import Delivery
-from millpond.log.manifest import Run
 from millpond.log.pointer import Pointer
 from millpond.pipeline.graph import Program
 from millpond.run.context import Context, Piece, Planned, Stage
-from millpond.run.merging import Merge
+from millpond.storage import Storage
+
+W = TypeVar("W")
+T = TypeVar("T")
 
 
 class JobLost(Exception):
@@ -68,8 +71,8 @@ class Runtime(Protocol):
         """Give parcels to a sink whose place is not in the driver; `JobLost` if they may not all be there."""
         ...
 
-    def compact(self, works: list[Merge]) -> list[dict[str, Run]]:
-        """Merge the runs of each partition; `JobLost` if that could not be done."""
+    def each(self, task: Callable[[Storage, W], T], works: list[W]) -> list[T]:
+        """What a function makes of each of some works, and of the storage; `JobLost` if that could not be done."""
         ...
 
     def offers(self, wait: float) -> list[Offer]:

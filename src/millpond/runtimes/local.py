@@ -6,12 +6,10 @@ from collections.abc import Callable
 
 from millpond.clock import Clock
 from millpond.codec import Codec
-from millpond.log.manifest import Run
 from millpond.pipeline.graph import Program
 from millpond.run.context import Context, Piece, Planned, Result, Stage
 from millpond.run.delivery import hand_over
-from millpond.run.merging import Merge, merged
-from millpond.run.runtime import Offer, Parcel
+from millpond.run.runtime import Offer, Parcel, T, W
 from millpond.run.tasks import Tools, keyed_task, read_task
 from millpond.storage import Storage
 
@@ -59,8 +57,8 @@ class LocalRuntime:
         for parcel in parcels:
             hand_over(self._storage, codec, program.sinks[parcel.sink], parcel)
 
-    def compact(self, works: list[Merge]) -> list[dict[str, Run]]:
-        return [merged(self._storage, work) for work in works]
+    def each(self, task: Callable[[Storage, W], T], works: list[W]) -> list[T]:
+        return [task(self._storage, work) for work in works]
 
     def offers(self, wait: float) -> list[Offer]:
         return []

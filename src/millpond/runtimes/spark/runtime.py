@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -13,18 +13,16 @@ from pyspark.sql import SparkSession
 
 from millpond.codec import Codec
 from millpond.errors import MillpondError
-from millpond.log.manifest import Run
 from millpond.pipeline.graph import Program
 from millpond.run.commit import Driver
 from millpond.run.context import Context, Piece, Planned, Stage
 from millpond.run.delivery import failed, hand_over
-from millpond.run.merging import Merge, merged
-from millpond.run.runtime import Gone, JobLost, Offer, Parcel
+from millpond.run.runtime import Gone, JobLost, Offer, Parcel, T, W
 from millpond.runtimes.spark.exchange import Exchange, KeyedTask, ReadTask
 from millpond.runtimes.spark.frames import Frames, FrameTask, plain_lines
 from millpond.runtimes.spark.session import session
 from millpond.runtimes.spark.shipping import Shipped, ship_modules
-from millpond.storage import open_storage
+from millpond.storage import Storage, open_storage
 
 log = logging.getLogger("millpond")
 
@@ -118,11 +116,11 @@ class SparkRuntime:
         if found:
             raise found[0]
 
-    def compact(self, works: list[Merge]) -> list[dict[str, Run]]:
+    def each(self, task: Callable[[Storage, W], T], works: list[W]) -> list[T]:
         url = self.state_url
-        with self._job(self._program.app, "compaction"):
+        with self._job(self._program.app, getattr(task, "__name__", "maintenance")):
             tasks = self._context.parallelize(works, len(works))
-            return tasks.map(lambda work: merged(open_storage(url), work)).collect()
+            return tasks.map(lambda work: task(open_storage(url), work)).collect()
 
     @contextlib.contextmanager
     def _job(self, app: str, what: str) -> Iterator[None]:
