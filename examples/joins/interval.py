@@ -22,15 +22,15 @@ import millpond as mp
 
 ROWS = {
     "orders": [
-        {"order": 1, "at": "2030-01-01T12:00:00Z", "item": "tea"},
-        {"order": 2, "at": "2030-01-01T12:10:00Z", "item": "pen"},
-        {"order": 3, "at": "2030-01-01T14:00:00Z", "item": "cup"},
+        {"order": 1, "at": "2024-05-01T12:00:00Z", "item": "tea"},
+        {"order": 2, "at": "2024-05-01T12:10:00Z", "item": "pen"},
+        {"order": 3, "at": "2024-05-01T14:00:00Z", "item": "cup"},
     ],
     "payments": [
-        {"order": 1, "at": "2030-01-01T12:20:00Z", "by": "card"},
-        {"order": 1, "at": "2030-01-01T12:50:00Z", "by": "voucher"},
-        {"order": 9, "at": "2030-01-01T14:00:00Z", "by": "card"},
-        {"order": 2, "at": "2030-01-01T13:00:00Z", "by": "card"},
+        {"order": 1, "at": "2024-05-01T12:20:00Z", "by": "card"},
+        {"order": 1, "at": "2024-05-01T12:50:00Z", "by": "voucher"},
+        {"order": 9, "at": "2024-05-01T14:00:00Z", "by": "card"},
+        {"order": 2, "at": "2024-05-01T13:00:00Z", "by": "card"},
     ],
 }
 

@@ -6,7 +6,7 @@ Every row sets the timer anew. It fires when the watermark has come to it: also 
 
 It reads a row per batch, and leaves open what is open when all is read:
 
-    alerts: "m1 is silent since 2030-01-01T12:00:00Z"
+    alerts: "m1 is silent since 2024-05-01T12:00:00Z"
     alerts: "m1 is back"
 """
 
@@ -18,11 +18,11 @@ import millpond as mp
 
 ROWS = {
     "beats": [
-        {"machine": "m1", "at": "2030-01-01T12:00:00Z"},
-        {"machine": "m2", "at": "2030-01-01T12:01:00Z"},
-        {"machine": "m2", "at": "2030-01-01T12:04:00Z"},
-        {"machine": "m2", "at": "2030-01-01T12:08:00Z"},
-        {"machine": "m1", "at": "2030-01-01T12:09:00Z"},
+        {"machine": "m1", "at": "2024-05-01T12:00:00Z"},
+        {"machine": "m2", "at": "2024-05-01T12:01:00Z"},
+        {"machine": "m2", "at": "2024-05-01T12:04:00Z"},
+        {"machine": "m2", "at": "2024-05-01T12:08:00Z"},
+        {"machine": "m1", "at": "2024-05-01T12:09:00Z"},
     ]
 }
 

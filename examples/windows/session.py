@@ -19,10 +19,10 @@ import millpond as mp
 
 ROWS = {
     "clicks": [
-        {"user": "ann", "at": "2030-01-01T12:00:00Z", "page": "/"},
-        {"user": "ann", "at": "2030-01-01T12:50:00Z", "page": "/pay"},
-        {"user": "ann", "at": "2030-01-01T12:25:00Z", "page": "/cart"},
-        {"user": "ann", "at": "2030-01-01T14:00:00Z", "page": "/"},
+        {"user": "ann", "at": "2024-05-01T12:00:00Z", "page": "/"},
+        {"user": "ann", "at": "2024-05-01T12:50:00Z", "page": "/pay"},
+        {"user": "ann", "at": "2024-05-01T12:25:00Z", "page": "/cart"},
+        {"user": "ann", "at": "2024-05-01T14:00:00Z", "page": "/"},
     ]
 }
 

@@ -22,12 +22,12 @@ import millpond as mp
 
 ROWS = {
     "orders": [
-        {"customer": "ann", "at": "2030-01-01T12:00:10Z", "amount": 3},
-        {"customer": "bob", "at": "2030-01-01T12:00:20Z", "amount": 5},
-        {"customer": "ann", "at": "2030-01-01T12:01:05Z", "amount": 4},
-        {"customer": "ann", "at": "2030-01-01T12:00:40Z", "amount": 1},
-        {"customer": "bob", "at": "2030-01-01T12:01:30Z", "amount": 2},
-        {"customer": "ann", "at": "2030-01-01T12:00:50Z", "amount": 9},
+        {"customer": "ann", "at": "2024-05-01T12:00:10Z", "amount": 3},
+        {"customer": "bob", "at": "2024-05-01T12:00:20Z", "amount": 5},
+        {"customer": "ann", "at": "2024-05-01T12:01:05Z", "amount": 4},
+        {"customer": "ann", "at": "2024-05-01T12:00:40Z", "amount": 1},
+        {"customer": "bob", "at": "2024-05-01T12:01:30Z", "amount": 2},
+        {"customer": "ann", "at": "2024-05-01T12:00:50Z", "amount": 9},
     ]
 }
 
