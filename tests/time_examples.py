@@ -12,7 +12,8 @@ from typing import Any
 
 import millpond as mp
 from doc_pages import ROOT
-from millpond.pipeline.graph import Deliver
+from millpond.pipeline.graph import Deliver, Program
+from millpond.pipeline.phases import phases
 from millpond.sinks import text
 
 EXAMPLES = sorted((ROOT / "examples").glob("*/*.py"))
@@ -28,10 +29,14 @@ def told(example: Path) -> list[str]:
     return re.findall(r"^    (\w+: .+)$", doc, re.MULTILINE)
 
 
-def batches(rows: dict[str, list[Any]]) -> Iterator[dict[str, list[Any]]]:
-    """A row of each stream per batch, as `max_rows=1` reads them."""
-    for row in zip_longest(*rows.values(), fillvalue=None):
-        yield {stream: [one] for stream, one in zip(rows, row, strict=True) if one is not None}
+def batches(rows: dict[str, list[Any]], program: Program) -> Iterator[dict[str, list[Any]]]:
+    """A row of each stream per batch, as `max_rows=1` reads them: streams that feed tables before the others."""
+    read: set[str] = set()
+    for phase in [*phases(program), frozenset(rows)]:
+        streams = [stream for stream in rows if stream in phase - read]
+        for row in zip_longest(*(rows[stream] for stream in streams), fillvalue=None):
+            yield {stream: [one] for stream, one in zip(streams, row, strict=True) if one is not None}
+        read |= phase
 
 
 def printed(
@@ -53,7 +58,7 @@ def printed(
         if play is not None:
             play(driver, look)
             return lines
-        for batch in batches(found["ROWS"]):
+        for batch in batches(found["ROWS"], app.program()):
             driver.send(batch)
             look()
         if "close_at_end=True" in example.read_text():
