@@ -28,6 +28,7 @@ from millpond.pipeline.fields import epoch_ms, epoch_s
 from millpond.pipeline.stream import JoinedStream, KeyedStream, Stream
 from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
+from millpond.steps.external import external
 from millpond.steps.failure import retry
 from millpond.steps.state import State, StateList, StateMap
 from millpond.steps.timers import Timer, Timers
@@ -84,6 +85,7 @@ __all__ = [
     "epoch_ms",
     "epoch_s",
     "errors",
+    "external",
     "first",
     "global_window",
     "hopping",

@@ -348,7 +348,7 @@ def test_a_table_that_is_fed_without_an_end_holds_nobody_up_for_ever(tmp_path):
         app.program(), LocalRuntime(storage, clock), storage, clock, partitions=2, home=str(tmp_path), threaded=False
     )
     for _ in range(4):
-        clock.advance(1)
+        clock.advance(6)
         driver.batch(WHOLE)
     assert [row["price"] for row in sink.rows] == [2]
 

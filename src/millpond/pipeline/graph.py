@@ -11,6 +11,7 @@ from typing import Any
 from millpond.errors import InvalidUse
 from millpond.flow import Sink
 from millpond.steps.base import Step
+from millpond.steps.external import Cache, External
 from millpond.steps.failure import OnError, Retry
 from millpond.timing import Duration
 
@@ -59,6 +60,18 @@ class MapAsync:
 
     f: Callable[[Any], Any]
     workers: int
+    on_error: OnError
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Rows meet those of an external database."""
+
+    name: str
+    external: External
+    on: Callable[[Any], Any] | None  # what gives the key to look up; nothing means the row's own
+    how: str
+    merge: Callable[[Any, Any], Any] | None
     on_error: OnError
 
 
@@ -135,6 +148,7 @@ Op = (
     | Inspect
     | WithTime
     | MapAsync
+    | Fetch
     | Branch
     | Pick
     | Union
@@ -148,7 +162,7 @@ Op = (
 )
 
 # Behind these a function of the user's may change a row in place; some hand on the very rows they were given.
-MAY_CHANGE = (Map, Filter, FlatMap, Inspect, WithTime, MapAsync, Branch, Keep, Union, Judge, Side)
+MAY_CHANGE = (Map, Filter, FlatMap, Inspect, WithTime, MapAsync, Fetch, Branch, Keep, Union, Judge, Side)
 
 
 @dataclass(frozen=True)
@@ -224,6 +238,11 @@ class Program:
                     number = sum(name.startswith(f"{read.stream} with_time") for name, _ in found.values())
                     found[node.id] = (f"{read.stream} with_time {number}", read)
         return found
+
+    @cached_property
+    def caches(self) -> dict[int, Cache]:
+        """What this process remembers from batch to batch, by node; it is lost with the process."""
+        return {node.id: Cache(node.op.external) for node in self.nodes if isinstance(node.op, Fetch)}
 
     @property
     def last_stage(self) -> int:

@@ -19,6 +19,7 @@ from millpond.steps.apply import Apply
 from millpond.steps.base import Step
 from millpond.steps.deduplicate import Deduplicate
 from millpond.steps.expiring_map import begin as begin_map
+from millpond.steps.external import External
 from millpond.steps.failure import OnError, checked
 from millpond.steps.join_asof import JoinAsof
 from millpond.steps.join_interval import JoinInterval
@@ -145,14 +146,16 @@ class Stream(Generic[R]):
     def lookup(
         self,
         name: str,
-        table: Table,
+        table: Table | External,
         *,
         on: On | None = None,
         how: Literal["left", "inner"] = "left",
         merge: Callable[[R, Any], Any] | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
-        """Each row with the row of a table that has its key, as that is when the batch has changed the table.
+        """Each row with the row of a table, or of `mp.external`, that has its key.
+
+        What a batch changes in a table comes before what it looks up there.
 
         A stream that is keyed like the table meets it by its key. Where the table lies everywhere, `on` says by what:
         a field, several, or a function of the row that gives the table's key; one that is `None` meets nothing.
@@ -312,7 +315,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
     def lookup(
         self,
         name: str,
-        table: Table,
+        table: Table | External,
         *,
         on: On | None = None,
         how: Literal["left", "inner"] = "left",

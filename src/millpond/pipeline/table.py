@@ -9,6 +9,7 @@ from millpond.pipeline import graph as g
 from millpond.pipeline.fields import Field, read_field
 from millpond.steps import table as rows
 from millpond.steps.base import Step
+from millpond.steps.external import External
 from millpond.steps.failure import OnError, checked
 from millpond.steps.lookup import Lookup
 
@@ -54,14 +55,26 @@ def lookup_node(
 ) -> g.Node:
     """The node of a lookup over the rows that leave another."""
     where = f"lookup({name!r}"
-    if not isinstance(table, Table) or table._graph is not graph:
-        raise InvalidUse(f"{where}): expected a table of the same app, made by app.table, got {table!r}")
+    own_table = isinstance(table, Table) and table._graph is graph
+    if not own_table and not isinstance(table, External):
+        raise InvalidUse(
+            f"{where}): expected a table of the same app, made by app.table, or mp.external(fetch), got {table!r}"
+        )
     if how not in HOWS:
         raise InvalidUse(f"{where}, how): expected {', '.join(map(repr, HOWS))}, got {how!r}")
     if merge is not None and not callable(merge):
         raise InvalidUse(f"{where}, merge): expected a function of the row and the table's row, got {merge!r}")
-    options = {"on": _on(where, node, table, on), "how": how, "merge": merge}
     policy = node.on_error if on_error is None else checked(on_error, f"{where})")
+    if isinstance(table, External):
+        if on is None and node.keyed is None:
+            raise InvalidUse(
+                f"{where}, on): expected a field or a function that gives a row its key in the external database, got "
+                "nothing, and the stream is not keyed"
+            )
+        reader = None if on is None else key_reader(where, on)
+        fetch = g.Fetch(graph.claim(name, "lookup"), table, reader, how, merge, policy)
+        return graph.add(fetch, (node.id,), keyed=node.keyed, on_error=node.on_error)
+    options = {"on": _on(where, node, table, on), "how": how, "merge": merge}
     step = Step(graph.claim(name, "lookup"), "lookup", Lookup, options, policy)
     side = graph.add(g.Side(0), (node.id,), keyed=node.keyed, on_error=node.on_error)
     return graph.add(g.Keep(step, table._node.id), (side.id,), keyed=node.keyed, on_error=node.on_error)

@@ -113,7 +113,7 @@ class Driver:
         computed = self._compute(plan)
         self._first.read(sum(computed.rows.values()), self._limit)
         if computed.empty and not plan.offers:  # an offer is taken even if there is no row in it
-            return self.batch(limit, final=final) if self._first.over(plan.only, self.runtime) else False
+            return self.batch(limit, final=final) if self._first.over(plan.only, self.runtime, plan.now) else False
         record = self._commit(plan, computed)
         self._deliver(record)
         self._acknowledge(plan)
@@ -123,7 +123,7 @@ class Driver:
     def _plan(self, limit: Limit, final: bool) -> Plan | None:
         self._at("plan", "before")
         plan = self._planned(limit)
-        while not plan.planned and not plan.offers and self._first.over(plan.only, self.runtime):
+        while not plan.planned and not plan.offers and self._first.over(plan.only, self.runtime, plan.now):
             plan = self._planned(limit)
         plan.moment = self._moment(plan, final)
         self._at("plan", "during")

@@ -9,15 +9,16 @@ from millpond.pipeline.graph import Program
 from millpond.pipeline.phases import phases
 from millpond.run.runtime import Runtime
 
-FEW = 2  # batches, one after the other, that found little: what comes now was not there at the beginning
+FEW = 2  # batches, one after the other, that found little
+PATIENCE = 10.0  # seconds after which these mean that what comes now was not there at the beginning
 
 
 @dataclass
 class First:
     """Which streams a driver reads for now.
 
-    The present end of a stream is where it has nothing more, or, as new rows may come as fast as they are
-    read, where batch after batch finds little. What is planned while the clock has not moved was there before.
+    The present end of a stream is where it has nothing more; or, as new rows may come for ever, where after a while
+    batch after batch finds little.
     """
 
     program: Program
@@ -30,23 +31,23 @@ class First:
 
     def streams(self, now: float) -> frozenset[str] | None:
         """The streams to read at a time; nothing means all."""
-        if self._left and self._little >= FEW and now > self.began:
-            self._next()
+        if self._left and self._little >= FEW and now >= self.began + PATIENCE:
+            self._next(now)
         return self._left[0] if self._left else None
 
     def read(self, rows: int, limit: Limit) -> None:
         """A batch has read so many rows, and could have read as many as the limit says."""
         self._little = self._little + 1 if rows * 2 < limit.rows else 0
 
-    def over(self, only: frozenset[str] | None, runtime: Runtime) -> bool:
+    def over(self, only: frozenset[str] | None, runtime: Runtime, now: float) -> bool:
         """These streams, if not all were meant, have nothing more; whether others are to be read now."""
         if only is None or not self._left or self._left[0] != only:
             return False
         if not all(runtime.is_waiting(stream) for stream in only):
             return False
-        self._next()
+        self._next(now)
         return True
 
-    def _next(self) -> None:
+    def _next(self, now: float) -> None:
         self._left.pop(0)
-        self._little = 0
+        self._little, self.began = 0, now

@@ -20,6 +20,7 @@ from millpond.replica import View
 from millpond.rows import Rows, pack_rows, shaped
 from millpond.run.concurrent import mapped
 from millpond.run.context import Context, Made, Piece
+from millpond.run.fetching import fetched
 from millpond.run.keying import Failed, keyed, parted
 from millpond.run.spreading import spread
 from millpond.run.timestamps import Reader as TimeReader
@@ -85,6 +86,8 @@ class Work:
         elif isinstance(op, g.MapAsync):
             failed = self._failed(node, "map_async", rows, op.on_error)
             self.leave(node.id, mapped(op, rows, self.failures.clock, failed))
+        elif isinstance(op, g.Fetch):
+            self.leave(node.id, self._fetched(node, op, rows))
         elif isinstance(op, g.Judge):
             self.leave(node.id, self._judged(node, op, rows))
         elif isinstance(op, g.Branch):
@@ -111,6 +114,12 @@ class Work:
             self.failures.row(on_error, step, error, key=key, row=row, order=rows.order[i], again=again)
 
         return failed
+
+    def _fetched(self, node: g.Node, op: g.Fetch, rows: Rows) -> Rows:
+        def failing(rows: Rows) -> Failed:
+            return self._failed(node, op.name, rows, op.on_error)
+
+        return fetched(op, rows, self.program.caches[node.id], self.context.now, self.failures.clock, failing)
 
     def _each(self, node: g.Node, op: Any, rows: Rows) -> Rows:
         """The stateless verbs, row by row."""

@@ -77,8 +77,8 @@ def _unpickled(row: Any) -> tuple[int, Any]:
 class _Offered:
     """One streaming query: what it offers, and when it may go on."""
 
-    def __init__(self, stream: str, checkpoint: Path) -> None:
-        self.stream, self.checkpoint = stream, checkpoint
+    def __init__(self, stream: str, checkpoint: Path, ends: bool) -> None:
+        self.stream, self.checkpoint, self.ends = stream, checkpoint, ends
         self.offer: Offer | None = None
         self.there = threading.Event()
         self.done = threading.Event()
@@ -138,7 +138,7 @@ class Frames:
                 target = checkpoint / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(pointer.read(storage, file))
-            offered = _Offered(stream, checkpoint)
+            offered = _Offered(stream, checkpoint, caught_up)
             writer = frame.writeStream.foreachBatch(offered.take).option("checkpointLocation", str(checkpoint))
             writer = (
                 writer.trigger(availableNow=True) if caught_up else writer.trigger(processingTime="100 milliseconds")
@@ -176,8 +176,11 @@ class Frames:
             if query.stream == stream:
                 if query.there.is_set():
                     return False
+                if not query.query.isActive:
+                    return True
                 # It says that it waits after it has looked; before, it says that it is about to begin.
-                return not query.query.isActive or query.query.status["message"].startswith("Waiting")
+                status = query.query.status
+                return not query.ends and not status["isDataAvailable"] and status["message"].startswith("Waiting")
         return True
 
     @property

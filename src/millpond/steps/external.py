@@ -1,0 +1,79 @@
+"""`mp.external`: a database that is not ours, to look rows up in, and what a worker remembers of it.
+
+orders.lookup("customer", mp.external(fetch_customers, cache=10_000, expire="5m"), on="customer_id")
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from millpond.errors import InvalidUse
+from millpond.timing import seconds
+
+
+@dataclass(frozen=True)
+class External:
+    """How rows are fetched from outside, and for how long what was fetched is believed."""
+
+    fetch: Callable[[list[Any]], Any]
+    cache: int
+    expire: float | None
+
+
+def external(
+    fetch: Callable[[list[Any]], Any], cache: int = 10_000, expire: str | float | timedelta | None = "5m"
+) -> External:
+    """A database that is not a table of the app, for `lookup`.
+
+    `fetch(keys)` gets a list of keys, none of them twice, and returns a dict of rows by key; a key that has no row is
+    left out of it. It is called in a worker, once for many rows, with the keys that the worker does not remember; it
+    may be a coroutine function. Each worker process remembers `cache` keys, those asked for last, and also that a key
+    has no row; for `expire`, or with `None` for as long as it runs.
+
+    >>> import millpond as mp
+    >>> def customers(ids):  # SELECT … WHERE id = ANY(ids)
+    ...     return {id: {"name": f"customer {id}"} for id in ids if id < 100}
+    >>> app = mp.App("shop")
+    >>> orders = app.stream("orders", mp.sources.rows([]))
+    >>> out = orders.lookup("customer", mp.external(customers), on="who").to("out", mp.sinks.memory())
+    >>> with mp.testing.TestDriver(app) as driver:
+    ...     driver.send("orders", [{"who": 7}, {"who": 700}])
+    ...     driver.output("out")
+    [{'who': 7, 'name': 'customer 7'}, {'who': 700}]
+    """
+    if not callable(fetch):
+        raise InvalidUse(f"external(fetch): expected a function of a list of keys, got {fetch!r}")
+    if type(cache) is not int or cache < 0:
+        raise InvalidUse(f"external(cache): expected a whole number of keys, 0 or more, got {cache!r}")
+    return External(fetch, cache, None if expire is None else seconds(expire, "external(expire)"))
+
+
+class Cache:
+    """What one process remembers of an external database: the keys asked for last, and until when."""
+
+    def __init__(self, of: External) -> None:
+        self._size, self._life = of.cache, of.expire
+        self._held: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
+
+    def get(self, keys: Iterable[Any], now: float) -> dict[Any, Any]:
+        """What is remembered of these keys."""
+        found = {}
+        for key in keys:
+            until, row = self._held.get(key, (now, None))
+            if until > now:
+                self._held.move_to_end(key)
+                found[key] = row
+        return found
+
+    def put(self, rows: Mapping[Any, Any], now: float) -> None:
+        """Remember rows; those asked for longest ago make room."""
+        until = float("inf") if self._life is None else now + self._life
+        for key, row in rows.items():
+            self._held[key] = (until, row)
+            self._held.move_to_end(key)
+        while len(self._held) > self._size:
+            self._held.popitem(last=False)
