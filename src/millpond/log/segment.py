@@ -84,12 +84,17 @@ def _text(values: Sequence[bytes | None]) -> Any:
     return found.view(pa.string())
 
 
-def pack_state(changes: Sequence[Change], origin: Origin) -> memoryview:
-    """Changes, sorted by key and cell, as a Parquet file."""
+def table_of(changes: Sequence[Change]) -> pa.Table:
+    """Changes, sorted by key and cell, as a table."""
     keys, cells, values, dues, walls = zip(*changes, strict=True) if changes else ((), (), (), (), ())
     written, whole = _text(values), pa.int64()
     columns = [_text(keys), _text(cells), written, written.is_null(), pa.array(dues, whole), pa.array(walls, whole)]
-    return _parquet(pa.Table.from_arrays(columns, schema=STATE), origin)
+    return pa.Table.from_arrays(columns, schema=STATE)
+
+
+def pack_state(changes: Sequence[Change], origin: Origin) -> memoryview:
+    """Changes, sorted by key and cell, as a Parquet file."""
+    return _parquet(table_of(changes), origin)
 
 
 def state_table(data: bytes) -> pa.Table:
@@ -104,10 +109,11 @@ def pack_table(table: pa.Table, origin: Origin) -> memoryview:
 
 def unpack_state(data: bytes) -> list[Change]:
     """The changes of a state segment, in its order."""
-    return _changes(state_table(data))
+    return changes_of(state_table(data))
 
 
-def _changes(table: pa.Table) -> list[Change]:
+def changes_of(table: pa.Table) -> list[Change]:
+    """The rows of a table of state."""
     columns: list[list[Any]] = [_bytes(table.column(name)) for name in ("key", "cell", "value")]
     for name in ("due", "wall"):
         column = table.column(name)
@@ -135,4 +141,4 @@ def _bytes(column: pa.ChunkedArray) -> list[bytes | None]:
 
 def unpack_key(data: bytes, key: bytes) -> list[Change]:
     """The changes of one key in a state segment."""
-    return _changes(pq.read_table(pa.BufferReader(data), use_threads=False, filters=[("key", "==", key.decode())]))
+    return changes_of(pq.read_table(pa.BufferReader(data), use_threads=False, filters=[("key", "==", key.decode())]))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
 from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
@@ -12,6 +12,7 @@ from millpond.flow import Sink
 from millpond.pipeline import graph as g
 from millpond.pipeline import joins
 from millpond.pipeline.fields import Field
+from millpond.pipeline.kept import Kept, checked_versions
 from millpond.pipeline.table import Table, lookup_node
 from millpond.pipeline.windowed import By, Fires, Panes, WindowedStream, window_options
 from millpond.steps.aggregate import Aggregate
@@ -359,12 +360,15 @@ class KeyedStream(Stream[R], Generic[K, R]):
         name: str,
         kind: str,
         options: dict[str, Any],
-        type: Any,
-        on_error: Any,
         *,
+        type: Any = None,
+        ttl: Lifetime | None = None,
+        version: int = 1,
+        migrate: Mapping[int, Callable[..., Any]] | None = None,
+        renamed_from: str | None = None,
+        on_error: OnError | None = None,
         other: KeyedStream[Any, Any] | None = None,
         holds: tuple[Duration, ...] | None = (),
-        ttl: Lifetime | None = None,
         **detail: Any,
     ) -> KeyedStream[K, Any]:
         """A step over this stream's rows, and over those of another that is keyed alike, if there is one."""
@@ -374,7 +378,8 @@ class KeyedStream(Stream[R], Generic[K, R]):
             options, detail = {**options, "ttl": lives}, {**detail, "ttl": lives.detail}
         policy: OnError = self._node.on_error if on_error is None else checked(on_error, f"{kind}({name!r})")
         types = () if type is None else ((type,) if isinstance(type, _CLASS) else tuple(type))
-        step = Step(name, kind, begin, options, policy, types, detail, holds)
+        migrations = checked_versions(version, migrate, f"{kind}({name!r})")
+        step = Step(name, kind, begin, options, policy, types, detail, version, migrations, renamed_from, holds)
         inputs: tuple[int, ...] = (self._node.id,)
         if other is not None:
             inputs = tuple(stream._same(g.Side(side)).id for side, stream in enumerate((self, other)))
@@ -387,9 +392,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         f: Callable[[K, R, S], tuple[Out | None, S | None]],
         *,
         initial: Any = None,
-        type: Any = None,
-        ttl: Lifetime | None = None,
-        on_error: OnError | None = None,
+        **how: Unpack[Kept],
     ) -> KeyedStream[K, Out]:
         """`f(key, row, state)` gives `(output, state)`. State `None` drops it, output `None` emits nothing.
 
@@ -401,16 +404,13 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> counted = rows.stateful_map("count", lambda key, row, n: (n + 1, n + 1), initial=0)
         """
         options = {"f": _function(f, f"stateful_map({name!r})"), "initial": initial}
-        return self._step(begin_map, name, "stateful_map", options, type, on_error, ttl=ttl)
+        return self._step(begin_map, name, "stateful_map", options, **how)
 
     def apply(
         self,
         name: str,
         f: Callable[[R, State], Out | None],
-        *,
-        type: Any = None,
-        ttl: Lifetime | None = None,
-        on_error: OnError | None = None,
+        **how: Unpack[Kept],
     ) -> KeyedStream[K, Out]:
         """`f(row, state)` gives an output, or `None` for none, and reads and writes the key's named state.
 
@@ -424,16 +424,13 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").apply("nth", nth)
         """
         options = {"f": _function(f, f"apply({name!r})")}
-        return self._step(Apply, name, "apply", options, type, on_error, ttl=ttl)
+        return self._step(Apply, name, "apply", options, **how)
 
     def flat_apply(
         self,
         name: str,
         f: Callable[[R, State], Iterable[Out] | None],
-        *,
-        type: Any = None,
-        ttl: Lifetime | None = None,
-        on_error: OnError | None = None,
+        **how: Unpack[Kept],
     ) -> KeyedStream[K, Out]:
         """`f(row, state)` gives any number of outputs.
 
@@ -442,16 +439,13 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> twice = rows.flat_apply("twice", lambda row, state: [row, row])
         """
         options = {"f": _function(f, f"flat_apply({name!r})")}
-        return self._step(Apply, name, "flat_apply", options, type, on_error, ttl=ttl)
+        return self._step(Apply, name, "flat_apply", options, **how)
 
     def update(
         self,
         name: str,
         f: Callable[[R, State], Any],
-        *,
-        type: Any = None,
-        ttl: Lifetime | None = None,
-        on_error: OnError | None = None,
+        **how: Unpack[Kept],
     ) -> KeyedStream[K, R]:
         """`f(row, state)` changes the row in place; what it returns does not matter.
 
@@ -462,16 +456,13 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").update("number", number)
         """
         options = {"f": _function(f, f"update({name!r})")}
-        return self._step(Apply, name, "update", options, type, on_error, ttl=ttl)
+        return self._step(Apply, name, "update", options, **how)
 
     def stateful_filter(
         self,
         name: str,
         f: Callable[[R, State], Any],
-        *,
-        type: Any = None,
-        ttl: Lifetime | None = None,
-        on_error: OnError | None = None,
+        **how: Unpack[Kept],
     ) -> KeyedStream[K, R]:
         """The row goes on when `f(row, state)` is true.
 
@@ -483,10 +474,16 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> rows = mp.App("a").stream("n", mp.sources.rows([])).key_by("k").stateful_filter("rising", rising)
         """
         options = {"f": _function(f, f"stateful_filter({name!r})")}
-        return self._step(Apply, name, "stateful_filter", options, type, on_error, ttl=ttl)
+        return self._step(Apply, name, "stateful_filter", options, **how)
 
     def aggregate(
-        self, name: str, *, ttl: Lifetime | None = None, on_error: OnError | None = None, **aggregations: Aggregation
+        self,
+        name: str,
+        *,
+        ttl: Lifetime | None = None,
+        renamed_from: str | None = None,
+        on_error: OnError | None = None,
+        **aggregations: Aggregation,
     ) -> KeyedStream[K, dict[str, Any]]:
         """Running aggregates: an output per row, with the key's fields and every aggregate by its name.
 
@@ -504,7 +501,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
                 f"than the key's {list(self._node.keyed or ())}, got {wrong or clash or 'none'}"
             )
         options = {"aggregations": aggregations, "key_names": self._node.keyed}
-        return self._step(Aggregate, name, "aggregate", options, None, on_error, ttl=ttl)
+        return self._step(Aggregate, name, "aggregate", options, on_error=on_error, ttl=ttl, renamed_from=renamed_from)
 
     def deduplicate(
         self,
@@ -512,6 +509,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         by: str | Callable[[R], Any] | None = None,
         within: Any = None,
         *,
+        renamed_from: str | None = None,
         on_error: OnError | None = None,
     ) -> KeyedStream[K, R]:
         """Only the first row of each key, or of each `by` of a key, goes on; `within` a time, or for ever.
@@ -523,16 +521,15 @@ class KeyedStream(Stream[R], Generic[K, R]):
         within = None if within is None else duration(within, f"deduplicate({name!r}, within)")
         options = {"by": by if by is None or callable(by) else Field(by), "within": within}
         detail = {} if within is None else {"within": TTL(within).detail["after"]}
-        return self._step(Deduplicate, name, "deduplicate", options, None, on_error, **detail)
+        return self._step(
+            Deduplicate, name, "deduplicate", options, on_error=on_error, renamed_from=renamed_from, **detail
+        )
 
     def process(
         self,
         name: str,
         processor: Processor | Callable[[], Processor],
-        *,
-        type: Any = None,
-        ttl: Lifetime | None = None,
-        on_error: OnError | None = None,
+        **how: Unpack[Kept],
     ) -> KeyedStream[K, Any]:
         """State and timers: `processor` is an object, or its class, or a function without arguments that makes one.
 
@@ -560,7 +557,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         [{'customer': 'ann', 'forgot': 'tea'}]
         """
         options = {"make": made(processor, f"process({name!r})")}
-        return self._step(Process, name, "process", options, type, on_error, ttl=ttl)
+        return self._step(Process, name, "process", options, **how)
 
     def _joined(
         self,
@@ -577,7 +574,9 @@ class KeyedStream(Stream[R], Generic[K, R]):
         if not isinstance(other, KeyedStream) or other._graph is not self._graph:
             raise InvalidUse(f"{where}: expected as the other side a keyed stream of the same app, got {other!r}")
         joins.keyed_alike(where, self._node, other._node)
-        found = self._step(begin, name, kind, options, type, on_error, other=other, holds=holds, how=options["how"])
+        found = self._step(
+            begin, name, kind, options, type=type, on_error=on_error, other=other, holds=holds, how=options["how"]
+        )
         return JoinedStream(self._graph, found._node)
 
     def window(
@@ -590,6 +589,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         panes: Panes = "accumulate",
         fires: Fires = "this",
         clock: By = "stream",
+        renamed_from: str | None = None,
         on_error: OnError | None = None,
     ) -> WindowedStream[K, R]:
         """Put the rows of each key into windows; `aggregate` then says what to make of them.
@@ -605,7 +605,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> totals = per_minute.aggregate(n=mp.count(), spent=mp.sum("amount"))
         """
         options = window_options(name, window, grace, trigger, panes, fires, clock)
-        return WindowedStream(self, name, options, on_error)
+        return WindowedStream(self, name, options, on_error, renamed_from)
 
     def join_interval(
         self,

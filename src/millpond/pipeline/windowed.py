@@ -57,8 +57,16 @@ class WindowedStream(Generic[K, R]):
     [(3, [(0, 10)])]
     """
 
-    def __init__(self, stream: KeyedStream[K, R], name: str, options: dict[str, Any], on_error: OnError | None) -> None:
+    def __init__(
+        self,
+        stream: KeyedStream[K, R],
+        name: str,
+        options: dict[str, Any],
+        on_error: OnError | None,
+        renamed_from: str | None = None,
+    ) -> None:
         self._stream, self._name, self._options, self._on_error = stream, name, options, on_error
+        self._renamed_from = renamed_from
         self._made: KeyedStream[K, dict[str, Any]] | None = None
 
     def aggregate(self, **aggregations: Aggregation) -> KeyedStream[K, dict[str, Any]]:
@@ -89,8 +97,8 @@ class WindowedStream(Generic[K, R]):
             self._name,
             "window",
             {**self._options, "aggregations": aggregations, "key_names": names},
-            None,
-            self._on_error,
+            on_error=self._on_error,
+            renamed_from=self._renamed_from,
             holds=_holds(window, self._options["grace"], self._options["clock"]),
             window=repr(window),
             windows=type(window).__name__.lower(),

@@ -13,6 +13,7 @@ one that claims the next number, delivers what is open, and plans on from the ne
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ from millpond.errors import InvalidUse, Unavailable
 from millpond.flow import Limit
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
+from millpond.run.adapt import adaptation
 from millpond.run.batch import Computed, Plan, kept_positions, merged, plan_streams, positions_of, spark_batches
 from millpond.run.compaction import EVERY, Compactor
 from millpond.run.context import Moment
@@ -32,15 +34,19 @@ from millpond.run.merging import merged as merged_runs
 from millpond.run.owner import Owner
 from millpond.run.plan import disagreement, grouped
 from millpond.run.retention import Keep
+from millpond.run.rewrite import Rewriter
 from millpond.run.runtime import JobLost, Runtime
 from millpond.run.tasks import TooMuch
 from millpond.run.watermarks import Quiet, is_due, reached
 from millpond.storage import Storage
 
-StepName = Literal["plan", "compute", "commit", "deliver", "acknowledge", "tidy"]
+log = logging.getLogger("millpond")
+
+StepName = Literal["plan", "compute", "commit", "deliver", "acknowledge", "tidy", "compact", "rewrite"]
 When = Literal["before", "during", "after"]
 Hook = Callable[[StepName, When], None]
 STEPS: tuple[StepName, ...] = ("plan", "compute", "commit", "deliver", "acknowledge", "tidy")
+ACTIONS: tuple[StepName, ...] = ("compact", "rewrite")  # that a driver takes beside its batches
 MOST_ATTEMPTS = 8  # at one batch, before the driver gives up
 
 
@@ -66,6 +72,7 @@ class Driver:
         self.program, self.runtime, self.storage, self.clock, self.home = program, runtime, storage, clock, home
         self._at: Hook = hook or (lambda step, when: None)
         self.owner = Owner(program, storage, clock, partitions, runtime.slots)
+        self._adapt(partitions)
         self.positions = positions_of(storage, self.last)
         self._limit = Limit(1 << 60, 1 << 60)  # what the last batch was allowed to read
         self._quiet, self._bounded = Quiet(), bounded
@@ -78,6 +85,7 @@ class Driver:
             lambda works: runtime.each(merged_runs, works),
             keep or Keep(),
             threaded,
+            lambda when: self._at("compact", when),
             every=compact_every,
         )
         self.courier = Courier(
@@ -98,6 +106,20 @@ class Driver:
         except BaseException:
             self.close()
             raise
+
+    def _adapt(self, partitions: int | None) -> None:
+        """A changed program may need its state moved to other partitions, under other names, or migrated."""
+        what = adaptation(self.program, self.last, partitions)
+        if what:
+            log.warning("%s: %s", self.program.app, what.why)
+            rewriter = Rewriter(
+                self.storage,
+                self.owner.ledger,
+                self.runtime.each,
+                self.owner.id,
+                lambda when: self._at("rewrite", when),
+            )
+            self.owner.rewrite(what, rewriter)
 
     @property
     def last(self) -> Record:

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from millpond.clock import new_id
 from millpond.errors import Corrupt, Incompatible, MillpondError
@@ -25,6 +26,8 @@ from millpond.run.merging import Merge
 from millpond.run.retention import Keep, orphans, pruned
 from millpond.run.runtime import JobLost
 from millpond.storage import Storage
+
+When = Literal["before", "during", "after"]
 
 log = logging.getLogger("millpond")
 
@@ -43,7 +46,7 @@ class Compactor:
     run: Callable[[list[Merge]], list[dict[str, Run]]]  # does the work of all partitions, wherever that is
     keep: Keep
     threaded: bool
-    at: Callable[[str], None] = lambda when: None
+    at: Callable[[When], None] = lambda when: None
     every: int = EVERY
     ready: Pointer | None = None
     _held: Manifest | None = None

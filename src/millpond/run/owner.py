@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from millpond.clock import Clock, new_id
 from millpond.errors import Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
 from millpond.log.record import FORMAT, Kind, Record, StepInfo
 from millpond.pipeline.graph import Program
+from millpond.run.adapt import Adaptation, adaptation
 from millpond.run.context import Context, Moment, by_partition
 from millpond.run.plan import check_steps
+from millpond.run.rewrite import Rewriter, fields
 from millpond.storage import Storage
 
 RECENT = 4  # records whose segments travel with a batch, so that replicas need not read the ledger
@@ -63,11 +67,7 @@ class Owner:
 
     def _fits(self, last: Record, partitions: int | None) -> None:
         check_steps(self._program, last)
-        if partitions is not None and partitions != last.partitions:
-            raise Incompatible(
-                f"app {self._program.app!r} in {self._storage.url}: its state lies in {last.partitions} partitions, "
-                f"and the program says partitions={partitions}. Leave partitions out, or say {last.partitions}."
-            )
+        adaptation(self._program, last, partitions)  # refused before anything is claimed, if it cannot be
 
     def _deliveries(self, last: Record) -> dict[str, int]:
         """Where each sink stands; one that is new begins here, one that is gone must have nothing open."""
@@ -89,9 +89,27 @@ class Owner:
         oldest = min(self.last.deliveries.values(), default=self.last.number)
         return list(self.ledger.between(max(oldest, self.last.born - 1), self.last.number))
 
+    def rewrite(self, what: Adaptation, rewriter: Rewriter) -> Record:
+        """Bring the state into the shape that the program needs, in one commit."""
+        before = self.last
+        works = rewriter.works(before, before, partitions=what.partitions, names=what.names)
+        manifest = rewriter.done(works, before, what.upgrades)
+        steps = {what.names.get(step, step): info for step, info in before.steps.items()}
+        for step in self._program.steps.values():
+            if step.name in steps:
+                steps[step.name] = msgspec.structs.replace(steps[step.name], version=step.version)
+        renamed = {name: dict(held) for name, held in (("reached", before.reached), ("due", before.due))}
+        for old, new in what.names.items():
+            for held in renamed.values():
+                if old in held:
+                    held[new] = held.pop(old)
+        partitions = what.partitions or before.partitions
+        own = fields(manifest, before, what.why, partitions=partitions, steps=steps, **renamed)
+        return self.write("rewrite", dict(before.deliveries), **own)
+
     def write(self, kind: Kind, delivered: dict[str, int], **own: Any) -> Record:
         """Write the next record, or stop as `Fenced`. It also says what has been delivered by now."""
-        steps = {name: StepInfo(step.kind, 1, step.detail) for name, step in self._program.steps.items()}
+        steps = {name: StepInfo(step.kind, step.version, step.detail) for name, step in self._program.steps.items()}
         record = self.last.followed_by(
             kind,
             **{

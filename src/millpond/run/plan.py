@@ -57,11 +57,12 @@ LAYOUT = {"flat_apply": "apply", "update": "apply", "stateful_filter": "apply"} 
 def check_steps(program: Program, last: Record) -> None:
     """Whether the program's steps can go on with the state that is kept under their names."""
     for name, step in program.steps.items():
-        info = last.steps.get(name)
+        info = last.steps.get(name) or last.steps.get(step.renamed_from or "")
         if info is not None and LAYOUT.get(info.kind, info.kind) != LAYOUT.get(step.kind, step.kind):
             raise Incompatible(
                 f"app {program.app!r}: step {name!r} is a {step.kind} in the program, and its state was kept by a "
                 f"{info.kind}. Give the new step another name, or clear the app's state; nothing was changed."
             )
-    for name in sorted(set(last.steps) - set(program.steps)):
+    renamed = {step.renamed_from for step in program.steps.values()}
+    for name in sorted(set(last.steps) - set(program.steps) - renamed):
         log.warning("%s: step %r is no longer in the program; its state is kept", program.app, name)

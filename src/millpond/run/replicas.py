@@ -47,7 +47,7 @@ def remember(path: str, changes: list[Change]) -> None:
 
 def replica_folder(context: Context, partition: int) -> Path:
     place = context.home or home.default_home()
-    return home.folder(place, context.app, context.incarnation, partition, context.partitions)
+    return home.folder(place, context.app, context.incarnation, partition, context.partitions, context.epoch)
 
 
 def caught_up(
@@ -96,12 +96,12 @@ def _caught_up(
 def _earlier(storage: Storage, context: Context) -> Record | None:
     """The newest record before whose manifest is another than the context's, if the log since then is there."""
     ledger = Ledger(storage, context.app, SystemClock())
-    for number in range(context.base, max(ledger.floor(), context.born) - 1, -1):
+    for number in range(context.base, max(ledger.floor(), context.born, context.epoch) - 1, -1):  # not of another epoch
         record = ledger.read(number)
         if record is None:
             return None
         if record.manifest != context.manifest:
-            whole = record.manifest is not None or ledger.floor() <= context.born
+            whole = record.manifest is not None or (ledger.floor() <= context.born and not context.epoch)
             return record if whole else None
     return None
 

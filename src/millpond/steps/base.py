@@ -75,6 +75,9 @@ class Step:
     on_error: OnError = "stop"
     types: tuple[type, ...] = ()
     detail: dict[str, Any] = field(default_factory=dict)  # kept in the ledger, to read the state by
+    version: int = 1  # of what it keeps; an older one is migrated
+    migrate: dict[int, Callable[..., Any]] = field(default_factory=dict)  # from a version to the next
+    renamed_from: str | None = None
     holds: tuple[Duration, ...] | None = ()  # what its output may lag behind its input; None: for ever
 
     def start(self, turn: Turn) -> Running:

@@ -19,7 +19,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.segment import unpack_outputs
 from millpond.pipeline.graph import Deliver, Program, Read
 from millpond.replica.local import close_below
-from millpond.run.commit import STEPS, Driver, StepName, When
+from millpond.run.commit import ACTIONS, STEPS, Driver, StepName, When
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.function import FunctionSink
 from millpond.storage import Storage, open_storage
@@ -243,9 +243,9 @@ class TestDriver:
         >>> with mp.testing.TestDriver(app) as driver:
         ...     driver.crash(at="deliver", when="during")
         """
-        if at not in STEPS or when not in WHENS:
+        if at not in (*STEPS, *ACTIONS) or when not in WHENS:
             raise InvalidUse(
-                f"crash: expected at= one of {', '.join(STEPS)} and when= one of {', '.join(WHENS)}, "
+                f"crash: expected at= one of {', '.join((*STEPS, *ACTIONS))} and when= one of {', '.join(WHENS)}, "
                 f"got at={at!r}, when={when!r}"
             )
         self._crash = (at, when)
@@ -265,10 +265,17 @@ class TestDriver:
             with contextlib.suppress(MillpondError):
                 self._driver.release()
         self._app = app or self._app
+        armed = self._crash
         self._stop()
         if lose_replicas:
             shutil.rmtree(self._home, ignore_errors=True)
-        self._begin()
+        if armed is not None and armed[0] in ACTIONS:  # what happens before the first batch can die, too
+            self._crash = armed
+        try:
+            self._begin()
+        except Crashed:
+            self._dead = True
+            raise
         self._run()
 
     # --- how it is done ---

@@ -1,0 +1,182 @@
+"""Rewrites: other state in the place of what was, in one commit.
+
+Rescaling, renaming, migrating, rolling back and restoring are the same act: new runs of segments are written
+beside the old ones, a manifest names them, and one record makes them the state and begins a new epoch, so that
+replicas from before are never taken for those after. Until that record nothing has changed, and what was written
+for one that never came is nobody's and is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.clock import new_id
+from millpond.codec import partitions_of
+from millpond.log import manifest as manifests
+from millpond.log import merge, pointer, segment
+from millpond.log.ledger import Ledger
+from millpond.log.manifest import Manifest, Part, Run, Runs
+from millpond.log.paths import Attempt, Paths
+from millpond.log.pointer import Pointer
+from millpond.log.record import Record
+from millpond.log.segment import STATE, Change, Origin
+from millpond.storage import Storage
+
+When = Literal["before", "during", "after"]
+
+Upgrade = Callable[[list[Change]], list[Change]]  # the cells of one key to the cells that take their place
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """The work of one partition: the state of its steps, and where it is to go."""
+
+    app: str
+    partition: int
+    partitions: int  # as many as there are to be
+    moves: bool  # whether keys may belong to another partition than before
+    attempt: Attempt
+    steps: dict[str, tuple[str, list[Run], list[Pointer]]]  # old name → new name, runs, fresh segments
+
+
+Reshaped = dict[str, dict[int, list[Run]]]  # step → partition → runs
+
+
+def reshaped(storage: Storage, work: Reshape, upgrades: Mapping[str, Upgrade]) -> Reshaped:
+    """Do the work; runs in a task, and writes under names of its own."""
+    found: Reshaped = {}
+    for old, (name, runs, fresh) in work.steps.items():
+        upgrade = upgrades.get(old)
+        if upgrade is None and not work.moves:
+            found[name] = {work.partition: _on_top(storage, work, name, runs, fresh)}
+            continue
+        parts: dict[int, list[Run]] = {}
+        for table in _whole(storage, runs, fresh):
+            if upgrade is not None:
+                table = _upgraded(table, upgrade)
+            for partition, mine in _parted(table, work.partitions):
+                run = list(_written(storage, work, name, partition, mine))
+                if upgrade is None and partition in parts:
+                    parts[partition][-1] += run  # the keys go on where those of the last table ended
+                else:
+                    parts.setdefault(partition, []).append(run)
+        found[name] = parts
+    return found
+
+
+def _on_top(storage: Storage, work: Reshape, name: str, runs: list[Run], fresh: list[Pointer]) -> list[Run]:
+    """What was compacted stays as it is; what was not becomes one more run."""
+    if not fresh:
+        return runs
+    table = merge.newest_of([segment.state_table(pointer.read(storage, file)) for file in fresh])
+    run = list(_written(storage, work, name, work.partition, table if runs else merge.living(table)))
+    return [*runs, run] if run else runs
+
+
+def _whole(storage: Storage, runs: list[Run], fresh: list[Pointer]) -> Iterator[pa.Table]:
+    """All living cells of a step in one partition, some at a time, in the order of their keys."""
+
+    def table(file: Pointer) -> pa.Table:
+        return segment.state_table(pointer.read(storage, file))
+
+    above = merge.newest_of(
+        [table(part.file) for run in runs[1:] for part in run] + [table(file) for file in fresh] or [_EMPTY]
+    )
+    if not runs:
+        yield merge.living(above)
+        return
+    for part, first, end in merge.bounds(runs[0]):
+        yield merge.living(merge.newest_of([table(part.file), merge.between(above, first, end)]))
+
+
+_EMPTY = STATE.empty_table()
+
+
+def _upgraded(table: pa.Table, upgrade: Upgrade) -> pa.Table:
+    changes: list[Change] = []
+    mine: list[Change] = []
+    for change in segment.changes_of(table):
+        if mine and mine[0].key != change.key:
+            changes += upgrade(mine)
+            mine = []
+        mine.append(change)
+    if mine:
+        changes += upgrade(mine)
+    return segment.table_of(sorted(changes))
+
+
+def _parted(table: pa.Table, partitions: int) -> Iterator[tuple[int, pa.Table]]:
+    keys = table.column("key").cast(pa.binary()).to_pylist()
+    owner = np.asarray(partitions_of(keys, partitions))
+    for partition in range(partitions):
+        mine = np.flatnonzero(owner == partition)
+        if len(mine):
+            yield partition, table.take(pa.array(mine))
+
+
+def _written(storage: Storage, work: Reshape, name: str, partition: int, table: pa.Table) -> Iterator[Part]:
+    for piece in merge.pieces(table):
+        attempt = Attempt(work.attempt.batch, work.attempt.driver, new_id())
+        path = Paths(work.app).state(name, partition, attempt)
+        origin = Origin(work.app, name, partition, attempt.batch)
+        file = pointer.write(storage, path, segment.pack_table(piece, origin), len(piece))
+        yield Part(file, piece.column("key")[0].as_py())
+
+
+@dataclass
+class Rewriter:
+    """Rewrites the state of an app that its caller owns."""
+
+    storage: Storage
+    ledger: Ledger
+    each: Callable[[Callable[[Storage, Reshape], Reshaped], list[Reshape]], list[Reshaped]]
+    driver: str
+    at: Callable[[When], None] = field(default=lambda when: None)
+
+    def works(
+        self, of: Record, last: Record, *, partitions: int | None = None, names: Mapping[str, str] | None = None
+    ) -> list[Reshape]:
+        """What there is to do to have the state of one record in the place of that of the last."""
+        names, count = names or {}, partitions or of.partitions
+        held = Manifest(manifests.FORMAT, of.app, of.born - 1, "")
+        if of.manifest is not None:
+            held = manifests.read(self.storage, of.manifest)
+        found: dict[int, dict[str, tuple[str, list[Run], list[Pointer]]]] = {}
+        for step, parts in held.runs.items():
+            for partition, runs in parts.items():
+                found.setdefault(partition, {})[step] = (names.get(step, step), runs, [])
+        for record in self.ledger.between(max(held.upto, of.epoch - 1), of.number):
+            for step, segments in record.segments.items():
+                for partition, files in segments.items():
+                    mine = found.setdefault(partition, {})
+                    mine.setdefault(step, (names.get(step, step), [], []))[2].extend(files)
+        attempt = Attempt(last.number + 1, self.driver, "")
+        moves = count != of.partitions
+        return [Reshape(of.app, p, count, moves, attempt, steps) for p, steps in sorted(found.items())]
+
+    def done(self, works: list[Reshape], last: Record, upgrades: Mapping[str, Upgrade] | None = None) -> Pointer:
+        """Do it. The manifest stands for the state at `last`, whose place in the log it takes."""
+        self.at("before")
+        results = self.each(partial(reshaped, upgrades=dict(upgrades or {})), works) if works else []
+        self.at("during")
+        runs: Runs = {}
+        for result in results:
+            for step, parts in result.items():
+                for partition, found in parts.items():
+                    runs.setdefault(step, {}).setdefault(partition, []).extend(found)
+        path = Paths(last.app).manifest(Attempt(last.number + 1, self.driver, new_id()))
+        made = Manifest(manifests.FORMAT, last.app, last.number, last.checksum, runs)
+        found_pointer = manifests.write(self.storage, path, made)
+        self.at("after")
+        return found_pointer
+
+
+def fields(manifest: Pointer, last: Record, why: str, **own: Any) -> dict[str, Any]:
+    """What a record that rewrites the state says."""
+    return {"manifest": manifest, "epoch": last.number + 1, "why": why, **own}
