@@ -126,6 +126,13 @@ def test_a_session_is_held_back_by_its_gap_and_its_grace_when_windows_follow():
         assert driver.output("late") == []
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_the_last_row_of_a_sliding_window_is_the_one_that_arrived_last(together):
+    app = windowed(mp.sliding(10), {"last": mp.last("v"), "first": mp.first("v")}, grace=100)
+    with sent(app, rows((1, 2), (2, 1), (3, 2), (4, 1)), together=together, finish=True) as driver:
+        assert panes(driver.output("out")) == [(-9, 1, 4, 2), (-8, 2, 4, 1)]
+
+
 def test_count_windows_need_no_time_and_close_with_their_last_row():
     for window, expected in {
         mp.count_tumbling(2): [(0, 2, 3), (2, 4, 12)],
@@ -200,11 +207,23 @@ def test_a_late_row_of_sliding_windows_counts_in_those_that_are_open():
         assert panes(driver.output("out")) == [(0, 10, ["a"]), (4, 14, ["a", "b"]), (6, 16, ["a", "b", "c", "d"])]
 
 
-def test_what_closed_at_the_end_of_the_input_stays_closed():
-    with sent(windowed(mp.tumbling(10), grace=0), rows((1, 1), (2, 12)), finish=True) as driver:
+@pytest.mark.parametrize("field", ["v", lambda r: r["v"]])
+@pytest.mark.parametrize("clock", ["stream", "key"])
+def test_what_closed_at_the_end_of_the_input_stays_closed(field, clock):
+    app = windowed(mp.tumbling(10), {"sum": mp.sum(field)}, grace=0, clock=clock)
+    with sent(app, rows((1, 1), (2, 12)), finish=True) as driver:
         driver.send("rows", rows((4, 13), (8, 21)))
         assert panes(driver.output("out")) == [(0, 10, 1), (10, 20, 2)]
         assert [o["missed"] for o in driver.output("late")] == [[(10, 20)]]
+
+
+@pytest.mark.parametrize(("window", "missed"), [(mp.session(5), (12, 12)), (mp.sliding(5), (7, 12))])
+def test_sessions_and_sliding_windows_that_closed_at_the_end_of_the_input_stay_closed(window, missed):
+    with sent(windowed(window, grace=0), rows((1, 1), (2, 12)), finish=True) as driver:
+        before = len(driver.output("out"))
+        driver.send("rows", rows((4, 12), (8, 90)))
+        assert len(driver.output("out")) == before
+        assert [o["missed"] for o in driver.output("late")] == [[missed]]
 
 
 def test_late_rows_are_rows_like_any_other():
@@ -254,6 +273,15 @@ def test_what_a_window_keeps_is_readable():
                 False,
             ),
         ]
+
+
+def test_a_row_that_changes_nothing_about_its_key_writes_only_its_window():
+    storage = open_storage("memory://")
+    with TestDriver(windowed(mp.tumbling(10), grace=100, clock="key"), storage=storage) as driver:
+        driver.send("rows", rows((1, 12)))
+        assert [cell[:2] for _, cell, *_ in changes(storage, "windows", "w")] == ["k", "w:"]
+        driver.send("rows", rows((2, 11)))
+        assert [cell[:2] for _, cell, *_ in changes(storage, "windows", "w")] == ["w:"]
 
 
 @kinds

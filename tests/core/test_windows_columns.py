@@ -125,6 +125,13 @@ def test_whole_numbers_stay_exact_beyond_64_bits_over_many_batches():
         assert [o["sum"] for o in driver.output("out")] == [9 * 2**61]
 
 
+def test_a_sum_of_nothing_but_negative_zeros_is_one():
+    with sent(
+        windowed(mp.tumbling(10), {"sum": mp.sum("v")}, grace=0), rows((-0.0, 1), (-0.0, 2)), finish=True
+    ) as driver:
+        assert [repr(o["sum"]) for o in driver.output("out")] == ["-0.0"]
+
+
 def test_numbers_that_change_their_type_from_batch_to_batch():
     pairs = rows((1, 1), (0.5, 1), (2, 1), (Decimal("0.25"), 1, "b"), (1, 1, "b"))
     with sent(windowed(mp.tumbling(10), {"sum": mp.sum("v")}, grace=0), pairs, finish=True) as driver:

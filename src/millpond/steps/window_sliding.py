@@ -51,7 +51,7 @@ class Slides(Windows):
     def closes(self, w: Window) -> int:
         assert w.end is not None
         # A part stays until the last window that can hold it has closed.
-        return closing_inclusive(w.end, self.grace) + (self.size + 1 if w.closed else 0)
+        return closing_inclusive(w.end, self.grace) + (self.size if w.closed else 0)
 
     def meet(self, key: bytes, at: int | None, row: Any, saved: Saved) -> tuple[list[Window], list[Any]]:
         if at is None or self.unit is None:
