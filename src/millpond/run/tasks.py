@@ -90,7 +90,7 @@ def _handed_over(work: Work, task: int, read: Callable[[], list[Progress]], stor
     for partition in range(context.partitions):
         blobs: list[tuple[int, bytes]] = []
         if made.failure is None:
-            for exchange, parts in work.blobs.items():
+            for exchange, parts in work.leaving.blobs.items():
                 if program.stages[exchange] == 1:
                     blobs.extend((exchange, blob) for blob in parts.get(partition, ()))
         first = partition == 0
@@ -126,10 +126,10 @@ def _push(work: Work, program: Program, stream: str, place: int, chunks: Iterabl
             rows, size = rows + len(data), size + getattr(data, "nbytes", 0)
         rows += len(chunk.bad)
         position = chunk.position
-        if work.blob_bytes > MOST_BLOB_BYTES:
+        if work.leaving.blob_bytes > MOST_BLOB_BYTES:
             raise TooMuch(
-                f"stream {stream!r}: a task made {work.blob_bytes} bytes of the rows that it read, and the most is "
-                f"{MOST_BLOB_BYTES}. Make rows smaller, or let a batch of the stream have fewer of them."
+                f"stream {stream!r}: a task made {work.leaving.blob_bytes} bytes of the rows that it read, and the "
+                f"most is {MOST_BLOB_BYTES}. Make rows smaller, or let a batch of the stream have fewer of them."
             )
     return rows, size, position
 
@@ -299,11 +299,11 @@ def _changes(program: Program, work: Work) -> dict[str, list[Change]]:
 
 def _written(work: Work, storage: Storage, partition: int, nonce: str, stage: int) -> Made:
     context, made = work.context, work.made()
-    for sink, data, rows in work.outputs(partition):
+    for sink, data, rows in work.leaving.outputs(partition):
         path = context.paths.output(sink, partition, context.attempt(nonce))
         made.outputs[sink] = [pointer.write(storage, path, data, rows)]
     path = context.paths.exchange(context.attempt(nonce))
-    data_carried, made.carried = work.carry(path, stage)
+    data_carried, made.carried = work.leaving.carry(path, stage)
     if data_carried:
         storage.put(path, data_carried)
     return made

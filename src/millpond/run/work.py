@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -14,15 +13,14 @@ from millpond.codec import Codec
 from millpond.errors import InvalidUse
 from millpond.flow import Chunk
 from millpond.log.record import StreamTime
-from millpond.log.segment import Origin, pack_outputs
 from millpond.pipeline import graph as g
 from millpond.replica import View
-from millpond.rows import Rows, pack_rows, shaped
+from millpond.rows import Rows, shaped
 from millpond.run.concurrent import mapped
-from millpond.run.context import Context, Made, Piece
+from millpond.run.context import Context, Made
 from millpond.run.fetching import fetched
-from millpond.run.keying import Failed, keyed, parted
-from millpond.run.spreading import spread
+from millpond.run.keying import Failed, keyed
+from millpond.run.leaving import Leaving
 from millpond.run.timestamps import Reader as TimeReader
 from millpond.run.watermarks import Mark, at_end, incoming, marks
 from millpond.steps.base import Running, Turn
@@ -39,14 +37,12 @@ class Work:
         self.codec = Codec(program.types)
         self.failures = Failures(context.batch, clock, self._bury)
         self.running: dict[int, Running] = {}
-        self.blobs: dict[int, dict[int, list[bytes]]] = {}  # exchange → partition → blobs
-        self.blob_bytes = 0
+        self.leaving = Leaving(program, context, self.codec)
         self.partition = ""  # of the source that is being read
         self.newest: dict[str, dict[str, int]] = {}  # stream → source partition → newest time
         self.units: dict[str, Unit] = {}
         self.late: dict[str, int] = {}
         self._began = marks(program, context.moment, context.moment.times)
-        self._outputs: dict[str, tuple[list[Any], list[bytes]]] = {}
 
     # --- rows move ---
 
@@ -374,66 +370,15 @@ class Work:
     # --- rows go out ---
 
     def _exchange(self, node: g.Node, rows: Rows) -> None:
-        blobs = self.blobs.setdefault(node.id, {})
-        try:
-            packed = self._packed(rows)
-        except Exception:
-            packed = self._packed(self._encodable(node, "key_by", rows))
-        for partition, blob in packed.items():
-            blobs.setdefault(partition, []).append(blob)
-            self.blob_bytes += len(blob)
-
-    def _packed(self, rows: Rows) -> dict[int, bytes]:
-        partitions = self.context.partitions
-        whole = spread(rows, partitions) if rows.keys is None else rows
-        return {p: pack_rows(part, self.codec) for p, part in parted(whole, partitions).items()}
-
-    def _deliver(self, node: g.Node, sink: str, rows: Rows) -> None:
-        rows = rows.as_objects()
-        try:
-            encoded = self.codec.encode_many(rows.data)
-        except Exception:
-            rows = self._encodable(node, sink, rows)
-            encoded = self.codec.encode_many(rows.data)
-        orders, texts = self._outputs.setdefault(sink, ([], []))
-        orders.append(np.asarray(rows.order, dtype=np.int64))
-        texts.extend(encoded)
-
-    def _encodable(self, node: g.Node, step: str, rows: Rows) -> Rows:
-        """The rows that can be written down; the others have failed."""
-        good: list[int] = []
-        policy = None
+        step, policy = "key_by", node.on_error
         if isinstance(node.op, g.Side):  # the step that it is a side of stands for it
             op = self.program.nodes[self.program.consumers[node.id][0]].op
             assert isinstance(op, g.Keep)
             step, policy = op.step.name, op.step.on_error
-        failed = self._failed(node, step, rows, policy)
-        for i, row in enumerate(rows.objects()):
-            try:
-                self.codec.encode(row)
-                good.append(i)
-            except Exception as error:
-                failed(i, row, error)
-        return rows.pick(good)
+        self.leaving.exchange(node.id, rows, lambda: self._failed(node, step, rows, policy))
 
-    def outputs(self, partition: int) -> Iterator[tuple[str, memoryview, int]]:
-        """The output segment of each sink that has any: its name, its bytes, its rows."""
-        for sink, (orders, texts) in self._outputs.items():
-            origin = Origin(self.context.app, sink, partition, self.context.batch)
-            yield sink, pack_outputs(np.concatenate(orders), texts, origin), len(texts)
-
-    def carry(self, path: str, later_than: int) -> tuple[bytes, dict[int, dict[int, list[Piece]]]]:
-        """The blobs for stages after the next, as one file, and where in it each lies."""
-        data = bytearray()
-        carried: dict[int, dict[int, list[Piece]]] = {}
-        for exchange, partitions in self.blobs.items():
-            if self.program.stages[exchange] > later_than:
-                for partition, blobs in partitions.items():
-                    pieces = carried.setdefault(exchange, {}).setdefault(partition, [])
-                    for blob in blobs:
-                        pieces.append(Piece(path, len(data), len(blob), crc32(blob)))
-                        data += blob
-        return bytes(data), carried
+    def _deliver(self, node: g.Node, sink: str, rows: Rows) -> None:
+        self.leaving.deliver(sink, rows, lambda: self._failed(node, sink, rows))
 
     def begin(self, view: View, ends: list[Mark], tables: Callable[[str], Reader]) -> None:
         """Start the steps of this stage; `ends` are the marks of all nodes as the batch ends.

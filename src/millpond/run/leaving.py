@@ -1,0 +1,85 @@
+"""Rows that leave a task: packed for the partitions of another stage, or written down for a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from millpond.codec import Codec
+from millpond.log.segment import Origin, pack_outputs
+from millpond.pipeline.graph import Program
+from millpond.rows import Rows, pack_rows
+from millpond.run.context import Context, Piece
+from millpond.run.keying import Failed, parted
+from millpond.run.spreading import spread
+
+
+class Leaving:
+    """What a task has to hand over when it is done."""
+
+    def __init__(self, program: Program, context: Context, codec: Codec) -> None:
+        self._program, self._context, self._codec = program, context, codec
+        self.blobs: dict[int, dict[int, list[bytes]]] = {}  # exchange → partition → blobs
+        self.blob_bytes = 0
+        self._outputs: dict[str, tuple[list[Any], list[bytes]]] = {}
+
+    def exchange(self, node: int, rows: Rows, failing: Callable[[], Failed]) -> None:
+        """Rows go to the partitions that own their keys, or to any where they have none."""
+        blobs = self.blobs.setdefault(node, {})
+        try:
+            packed = self._packed(rows)
+        except Exception:
+            packed = self._packed(self._encodable(rows, failing()))
+        for partition, blob in packed.items():
+            blobs.setdefault(partition, []).append(blob)
+            self.blob_bytes += len(blob)
+
+    def _packed(self, rows: Rows) -> dict[int, bytes]:
+        partitions = self._context.partitions
+        whole = spread(rows, partitions) if rows.keys is None else rows
+        return {p: pack_rows(part, self._codec) for p, part in parted(whole, partitions).items()}
+
+    def deliver(self, sink: str, rows: Rows, failing: Callable[[], Failed]) -> None:
+        """Rows go to a sink."""
+        rows = rows.as_objects()
+        try:
+            encoded = self._codec.encode_many(rows.data)
+        except Exception:
+            rows = self._encodable(rows, failing())
+            encoded = self._codec.encode_many(rows.data)
+        orders, texts = self._outputs.setdefault(sink, ([], []))
+        orders.append(np.asarray(rows.order, dtype=np.int64))
+        texts.extend(encoded)
+
+    def _encodable(self, rows: Rows, failed: Failed) -> Rows:
+        """The rows that can be written down; the others have failed."""
+        good: list[int] = []
+        for i, row in enumerate(rows.objects()):
+            try:
+                self._codec.encode(row)
+                good.append(i)
+            except Exception as error:
+                failed(i, row, error)
+        return rows.pick(good)
+
+    def outputs(self, partition: int) -> Iterator[tuple[str, memoryview, int]]:
+        """The output segment of each sink that has any: its name, its bytes, its rows."""
+        for sink, (orders, texts) in self._outputs.items():
+            origin = Origin(self._context.app, sink, partition, self._context.batch)
+            yield sink, pack_outputs(np.concatenate(orders), texts, origin), len(texts)
+
+    def carry(self, path: str, later_than: int) -> tuple[bytes, dict[int, dict[int, list[Piece]]]]:
+        """The blobs for stages after the next, as one file, and where in it each lies."""
+        data = bytearray()
+        carried: dict[int, dict[int, list[Piece]]] = {}
+        for exchange, partitions in self.blobs.items():
+            if self._program.stages[exchange] > later_than:
+                for partition, blobs in partitions.items():
+                    pieces = carried.setdefault(exchange, {}).setdefault(partition, [])
+                    for blob in blobs:
+                        pieces.append(Piece(path, len(data), len(blob), crc32(blob)))
+                        data += blob
+        return bytes(data), carried
