@@ -153,10 +153,12 @@ def public_names() -> Iterator[str]:
 
 def public_members() -> Iterator[str]:
     owners: list[type] = [mp.App, mp.Stream, mp.KeyedStream, mp.State, mp.StateList, mp.StateMap]
+    owners += [mp.JoinedStream, mp.WindowedStream, mp.Timers, mp.Timer]
     for owner in [*owners, mp.StateView, mp.Moment, mp.Delivery, mp.testing.TestDriver]:
         for name in {*vars(owner), *getattr(owner, "__annotations__", {}), *getattr(owner, "__slots__", ())}:
             if not name.startswith("_"):
                 yield f"{owner.__name__}.{name}"
+    yield from (f"triggers.{name}" for name in mp.triggers.__all__)
 
 
 @pytest.mark.parametrize("name", sorted(set(public_names())))
@@ -173,6 +175,9 @@ def arguments() -> Iterator[tuple[str, str]]:
     found: dict[str, Any] = {"App": mp.App, "stream": mp.App.stream, "run": mp.App.run, "retry": mp.retry}
     found |= {f"sources.{name}": getattr(mp.sources, name) for name in mp.sources.__all__}
     found |= {f"sinks.{name}": getattr(mp.sinks, name) for name in mp.sinks.__all__}
+    found |= {f"triggers.{name}": getattr(mp.triggers, name) for name in mp.triggers.__all__ if name.islower()}
+    found |= {name: getattr(mp, name) for name in mp.__all__ if inspect.isfunction(getattr(mp, name))}
+    found |= {"table": mp.App.table, "set": mp.Timers.set, "set_wall": mp.Timers.set_wall}
     for name, function in inspect.getmembers(mp.KeyedStream, inspect.isfunction):
         if not name.startswith("_") and "on_error" in inspect.signature(function).parameters:
             found[name] = function
