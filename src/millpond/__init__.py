@@ -28,11 +28,13 @@ from millpond.pipeline.fields import epoch_ms, epoch_s
 from millpond.pipeline.stream import JoinedStream, KeyedStream, Stream
 from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
+from millpond.run.maintenance import Verdict
 from millpond.steps.external import external
 from millpond.steps.failure import retry
 from millpond.steps.state import State, StateList, StateMap
 from millpond.steps.timers import Timer, Timers
 from millpond.steps.ttl import ttl
+from millpond.upkeep import StateChange
 from millpond.view import Moment, StateView
 from millpond.windows import triggers
 from millpond.windows.kinds import (
@@ -65,6 +67,7 @@ __all__ = [
     "Source",
     "Split",
     "State",
+    "StateChange",
     "StateList",
     "StateMap",
     "StateView",
@@ -72,6 +75,7 @@ __all__ = [
     "Table",
     "Timer",
     "Timers",
+    "Verdict",
     "WindowedStream",
     "aggregation",
     "approx_distinct",

@@ -18,7 +18,7 @@ import msgspec
 
 from millpond.clock import Clock, SystemClock, new_id
 from millpond.errors import InvalidUse
-from millpond.flow import Source
+from millpond.flow import Delivery, Source
 from millpond.log.ledger import Ledger
 from millpond.log.record import FORMAT, Record
 from millpond.pipeline import graph as g
@@ -31,10 +31,11 @@ from millpond.run.retention import Keep
 from millpond.steps.failure import OnError, checked
 from millpond.storage import Storage, open_storage
 from millpond.timing import duration, seconds
+from millpond.upkeep import Upkeep
 from millpond.view import StateView, forget_files, forget_replicas
 
 
-class App:
+class App(Upkeep):
     """A named pipeline. Its streams, steps and sinks are added to it, and then it runs.
 
     `state_dir` is a path, an object-store URL or "memory://". `partitions` is how many parts the keys fall
@@ -340,6 +341,27 @@ class App:
 
     # --- state from outside ---
 
+    @property
+    def _kept(self) -> Storage:
+        if self._running:
+            raise InvalidUse(f"app {self.name!r} is running in this process. Stop it first; nothing was changed.")
+        return self.storage
+
+    @property
+    def _keep(self) -> Keep:
+        return self.keep
+
+    def _sinks_back(self, batch: int, dry_run: bool) -> str:
+        newest = Ledger(self.storage, self.name, self._clock).newest()
+        stay = []
+        for name, sink in self.program().sinks.items():
+            back = getattr(sink, "rollback", None)
+            if back is None:
+                stay.append(name)
+            elif not dry_run and newest is not None:
+                back(Delivery(self.name, newest.incarnation, name, batch, 0))
+        return f"{', '.join(stay)} keep what they hold" if stay else "every sink goes back too"
+
     def state(self, step: str) -> StateView:
         """A step's state, as of the newest commit.
 
@@ -414,13 +436,17 @@ class App:
         return Ledger(self.storage, self.name, self._clock).newest()
 
 
-class ReadOnlyApp:
+class ReadOnlyApp(Upkeep):
     """An app's state, seen from another process."""
 
     def __init__(self, state_dir: str, name: str) -> None:
         self.name, self.storage, self._clock = name, open_storage(state_dir), SystemClock()
         if Ledger(self.storage, name, self._clock).newest() is None:
             raise InvalidUse(f"{self.storage.url} holds no app {name!r}: check state_dir and the app's name")
+
+    @property
+    def _kept(self) -> Storage:
+        return self.storage
 
     def state(self, step: str) -> StateView:
         """A step's state, as of the newest commit.

@@ -35,9 +35,10 @@ def folder(home: str, app: str, incarnation: str, partition: int, partitions: in
     return Path(home, safe(app), incarnation, f"{partition:05d}-of-{partitions:05d}{tail}")
 
 
-def table_folder(home: str, app: str, incarnation: str, table: str, partitions: int) -> Path:
+def table_folder(home: str, app: str, incarnation: str, table: str, partitions: int, epoch: int = 0) -> Path:
     """The folder of the replica of a whole table."""
-    return Path(home, safe(app), incarnation, f"table-{safe(table)}-of-{partitions:05d}")
+    tail = f"-since-{epoch}" if epoch else ""
+    return Path(home, safe(app), incarnation, f"table-{safe(table)}-of-{partitions:05d}{tail}")
 
 
 @cache

@@ -74,7 +74,7 @@ class Owner:
         for sink, upto in last.deliveries.items():
             if sink in self._program.sinks:
                 continue
-            records = self.ledger.between(max(upto, last.born - 1), last.number)
+            records = self.ledger.between(max(upto, last.born - 1, self.ledger.floor() - 1), last.number)
             open_batches = [record.number for record in records if sink in record.outputs]
             if open_batches:
                 raise Incompatible(
@@ -87,7 +87,8 @@ class Owner:
     def open_deliveries(self) -> list[Record]:
         """The records whose outputs may not be at every sink yet, oldest first."""
         oldest = min(self.last.deliveries.values(), default=self.last.number)
-        return list(self.ledger.between(max(oldest, self.last.born - 1), self.last.number))
+        oldest = max(oldest, self.last.born - 1, self.ledger.floor() - 1)  # what was delivered may be gone
+        return list(self.ledger.between(oldest, self.last.number))
 
     def rewrite(self, what: Adaptation, rewriter: Rewriter) -> Record:
         """Bring the state into the shape that the program needs, in one commit."""

@@ -225,7 +225,7 @@ def with_tables(storage: Storage, context: Context, steps: Sequence[str], use: C
                 raise (Damaged(str(error.__cause__)) if error.args == (step,) else error) from error
 
     place = context.home or home.default_home()
-    folder = home.table_folder(place, context.app, context.incarnation, step, context.partitions)
+    folder = home.table_folder(place, context.app, context.incarnation, step, context.partitions, context.epoch)
 
     def missing(context: Context, position: int) -> Iterator[Applied]:
         return _missing_everywhere(storage, context, step, position)

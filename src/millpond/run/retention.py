@@ -68,13 +68,16 @@ def pruned(storage: Storage, ledger: Ledger, newest: Record, keep: Keep) -> None
 def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
     """The oldest record that is to stay within reach; what is not delivered stays, however old."""
     number = max(newest.born, newest.number - keep.batches + 1)
-    number = min([number, *(upto + 1 for upto in newest.deliveries.values())])
-    record = ledger.read(number)
-    while keep.seconds and record is not None and record.number > newest.born:
-        if record.time < newest.time - keep.seconds:
+    for record in ledger.between(max(newest.born - 1, min(newest.deliveries.values(), default=number)), number - 1):
+        if any(newest.deliveries.get(sink, record.number) < record.number for sink in record.outputs):
+            number = record.number
             break
-        record = ledger.read(max(newest.born, record.number - 50))
-    return record
+    wanted = ledger.read(number)
+    while keep.seconds and wanted is not None and wanted.number > newest.born:
+        if wanted.time < newest.time - keep.seconds:
+            break
+        wanted = ledger.read(max(newest.born, wanted.number - 50))
+    return wanted
 
 
 def _runs(storage: Storage, path: str) -> set[str]:

@@ -64,6 +64,16 @@ class FileSink:
         except OSError as error:
             raise refusal(f"sink {delivery.sink!r}, {os.path.join(self._folder, name)}", error) from error
 
+    def rollback(self, last: Delivery) -> None:
+        """Remove the files of this sink's deliveries after a batch; `last` names the app's line and the batch."""
+        tail = f"-{last.incarnation}-{quote(last.sink, safe='')}.{self._format}"
+        if not os.path.isdir(self._folder):
+            return
+        for name in os.listdir(self._folder):
+            if name.endswith(tail) and name[:20].isdigit() and int(name[:20]) > last.batch:
+                os.unlink(os.path.join(self._folder, name))
+        _sync(self._folder)
+
     def _write(self, rows: list[Any], name: str) -> None:
         _make_folder(self._folder)
         target = os.path.join(self._folder, name)

@@ -1,0 +1,376 @@
+"""What is done to an app's state while the app does not run: each action claims the app, and is one commit or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from millpond.clock import Clock, new_id
+from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
+from millpond.log import manifest as manifests
+from millpond.log import pointer
+from millpond.log.ledger import Ledger
+from millpond.log.manifest import Manifest
+from millpond.log.paths import Attempt, Paths, safe
+from millpond.log.pointer import Pointer
+from millpond.log.record import FORMAT, Kind, Record
+from millpond.run.compaction import Compactor
+from millpond.run.heartbeat import seems_running
+from millpond.run.merging import Merge, merged
+from millpond.run.retention import Keep, files_of, orphans, pruned
+from millpond.run.rewrite import Rewriter, When, fields
+from millpond.storage import Storage
+
+At = Callable[[When], None]
+
+
+@dataclass
+class Caretaker:
+    """Owns an app that nobody runs, from a claim to a release."""
+
+    storage: Storage
+    app: str
+    clock: Clock
+    at: At = field(default=lambda when: None)
+
+    def __post_init__(self) -> None:
+        self.id = new_id()
+        self.ledger = Ledger(self.storage, self.app, self.clock)
+
+    def newest(self, what: str) -> Record:
+        """The newest record of an app that is there and does not run."""
+        beat = seems_running(self.storage, self.app, self.clock)
+        if beat is not None:
+            raise InvalidUse(
+                f"{what}: app {self.app!r} is running on {beat.host}, process {beat.pid}. Stop it first; nothing "
+                "was changed."
+            )
+        last = self.ledger.newest()
+        if last is None:
+            raise InvalidUse(f"{what}: {self.storage.url} holds no app {self.app!r}: check state_dir and the name")
+        return last
+
+    def claim(self, what: str) -> Record:
+        return self.write("claim", self.newest(what))
+
+    def write(self, kind: Kind, last: Record, **own: Any) -> Record:
+        now = self.clock.now()
+        return self.ledger.append(last.followed_by(kind, driver=self.id, attempt=new_id(), time=now, **own), last)
+
+    @property
+    def rewriter(self) -> Rewriter:
+        def each(task: Any, works: list[Any]) -> list[Any]:
+            return [task(self.storage, work) for work in works]
+
+        return Rewriter(self.storage, self.ledger, each, self.id, self.at)
+
+    # --- actions ---
+
+    def rescale(self, partitions: int, *, dry_run: bool = False) -> str:
+        """Move all state to another count of partitions."""
+        if type(partitions) is not int or not 1 <= partitions <= 10_000:
+            raise InvalidUse(f"rescale: expected a whole number of partitions from 1 to 10000, got {partitions!r}")
+        last = self.newest("rescale")
+        works = self.rewriter.works(last, last, partitions=partitions)
+        text = f"{last.partitions} to {partitions} partitions, {_told(works)}"
+        if dry_run or partitions == last.partitions:
+            return text
+        last = self.claim("rescale")
+        works = self.rewriter.works(last, last, partitions=partitions)
+        manifest = self.rewriter.done(works, last)
+        own = fields(manifest, last, f"rescale to {partitions} partitions", partitions=partitions)
+        self.write("release", self.write("rewrite", last, **own))
+        return text
+
+    def drop(self, step: str) -> None:
+        """Forget the state of a step that is no longer in the program."""
+        last = self.newest("drop_step")
+        if step not in last.steps:
+            raise InvalidUse(f"drop_step: app {self.app!r} has no state of {step!r}; it has: {', '.join(last.steps)}")
+        last = self.claim("drop_step")
+        works = self.rewriter.works(last, last)
+        for work in works:
+            work.steps.pop(step, None)
+        manifest = self.rewriter.done(works, last)
+        kept = {
+            name: {s: v for s, v in getattr(last, name).items() if s != step} for name in ("steps", "reached", "due")
+        }
+        self.write("release", self.write("rewrite", last, **fields(manifest, last, f"drop {step}", **kept)))
+
+    def rollback(self, batch: int, *, dry_run: bool = False) -> str:
+        """Go back to an earlier batch: state, positions and event time as they were when it had been committed."""
+        last = self.newest("rollback")
+        of = self._reachable(batch, last)
+        undelivered = sorted(
+            sink for sink, upto in last.deliveries.items() if upto < of.number and self._open(sink, upto, of)
+        )
+        if undelivered:
+            raise InvalidUse(
+                f"rollback: outputs up to batch {batch} were not delivered to {', '.join(undelivered)} yet. Run the "
+                "app once, which delivers them; nothing was changed."
+            )
+        text = f"from batch {last.number} back to batch {of.number}; the records between are kept aside"
+        if dry_run:
+            return text
+        last = self.claim("rollback")
+        works = self.rewriter.works(of, last)
+        manifest = self.rewriter.done(works, last)
+        own = fields(
+            manifest,
+            last,
+            f"roll back to batch {of.number}",
+            partitions=of.partitions,
+            positions=of.positions,
+            watermarks=of.watermarks,
+            reached=of.reached,
+            due=of.due,
+            steps=of.steps,
+            spark=of.spark,
+            deliveries=dict.fromkeys(last.deliveries, last.number),
+        )
+        self.write("release", self.write("rewrite", last, **own))
+        return text
+
+    def _reachable(self, batch: int, last: Record) -> Record:
+        record = self.ledger.read(batch) if last.born <= batch <= last.number else None
+        if record is None:
+            raise InvalidUse(
+                f"app {self.app!r}: batch {batch} is not within reach: it goes from "
+                f"{max(last.born, self.ledger.floor())} to {last.number}"
+            )
+        if record.manifest is not None and self.storage.get(record.manifest.path) is None:
+            raise InvalidUse(f"app {self.app!r}: batch {batch} is no longer within reach: App(keep=) says how many are")
+        return record
+
+    def _open(self, sink: str, upto: int, of: Record) -> bool:
+        return any(sink in record.outputs for record in self.ledger.between(max(upto, of.born - 1), of.number))
+
+    def compact(self, keep: Keep) -> str:
+        """Merge all of the log into runs, and remove what nothing needs any more."""
+        last = self.claim("compact")
+        before = _size(self.storage, self.app)
+        compactor = Compactor(
+            self.app, self.id, self.storage, self.ledger, self._merged, keep, threaded=False, at=self.at
+        )
+        compactor.begin(last)
+        compactor.compact(last)
+        assert compactor.ready is not None
+        last = self.write("release", last, manifest=compactor.ready)
+        pruned(self.storage, self.ledger, last, keep)
+        self.storage.delete(orphans(self.storage, self.ledger, last.number))
+        return f"{before} bytes before, {_size(self.storage, self.app)} after"
+
+    def _merged(self, works: list[Merge]) -> list[dict[str, list[manifests.Part]]]:
+        return [merged(self.storage, work) for work in works]
+
+    # --- savepoints ---
+
+    def savepoint(self, target: Storage, batch: int | None = None) -> str:
+        """Write a copy of the state at a batch that needs nothing else; the app may run on meanwhile."""
+        last = self.ledger.newest()
+        if last is None:
+            raise InvalidUse(f"savepoint: {self.storage.url} holds no app {self.app!r}: check state_dir and the name")
+        of = last if batch is None else self._reachable(batch, last)
+        if target.get(SAVEPOINT) is not None:
+            raise InvalidUse(f"savepoint: {target.url} holds a savepoint already; choose another place")
+        works = self.rewriter.works(of, of)
+        runs: manifests.Runs = {}
+        for work in works:
+            for name, (_, found, fresh) in work.steps.items():
+                mine = runs.setdefault(name, {}).setdefault(work.partition, [])
+                mine += found
+                mine += [[manifests.Part(file, "")] for file in fresh]
+        manifest = Manifest(manifests.FORMAT, self.app, of.number, of.checksum, runs)
+        others = [f for f in files_of(of) if "/positions/" in f"/{f.path}" or "/spark/" in f"/{f.path}"]
+        self.at("before")
+        for file in [*manifest.files(), *others]:
+            target.put(file.path, pointer.read(self.storage, file))
+        self.at("during")
+        saved = Saved(1, msgspec.structs.replace(of, segments={}, outputs={}, manifest=None), manifest)
+        target.put(SAVEPOINT, msgspec.json.encode(saved))
+        self.at("after")
+        return f"batch {of.number}: {len(manifest.files())} files, {sum(f.bytes for f in manifest.files())} bytes"
+
+    def restore(self, source: Storage) -> str:
+        """Begin an app that never ran with the state of a savepoint."""
+        if self.ledger.newest() is not None:
+            raise InvalidUse(
+                f"restore: {self.storage.url} holds state of app {self.app!r} already. Give the app another name or "
+                "state_dir, or clear it first; nothing was changed."
+            )
+        data = source.get(SAVEPOINT)
+        if data is None:
+            raise InvalidUse(f"restore: {source.url} holds no savepoint")
+        try:
+            saved = msgspec.json.decode(data, type=Saved)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"{source.url}: {SAVEPOINT} is damaged: {error}") from error
+        if saved.format != 1:
+            raise Incompatible(f"{source.url}: a savepoint of format {saved.format}: upgrade Millpond")
+        was = saved.record
+        attempt = Attempt(1, self.id, "")
+        self.at("before")
+
+        def copied(file: Pointer) -> Pointer:
+            path = f"{safe(self.app)}/{file.path.split('/', 1)[1].rsplit('/', 1)[0]}/{attempt}{new_id()}"
+            suffix = file.path.rsplit(".", 1)[-1]
+            return pointer.write(self.storage, f"{path}.{suffix}", pointer.read(source, file), file.rows)
+
+        runs = {
+            step: {
+                p: [[manifests.Part(copied(part.file), part.first) for part in run] for run in found]
+                for p, found in parts.items()
+            }
+            for step, parts in saved.manifest.runs.items()
+        }
+        positions = {
+            stream: held if held.base is None else msgspec.structs.replace(held, base=copied(held.base))
+            for stream, held in was.positions.items()
+        }
+        spark = {
+            stream: msgspec.structs.replace(held, files={name: copied(file) for name, file in held.files.items()})
+            for stream, held in was.spark.items()
+        }
+        self.at("during")
+        first = Record(
+            format=FORMAT,
+            kind="claim",
+            app=self.app,
+            number=0,
+            incarnation=new_id(),
+            born=0,
+            driver=self.id,
+            attempt=new_id(),
+            time=self.clock.now(),
+            previous="",
+            partitions=was.partitions,
+        )
+        last = self.ledger.append(first, None)
+        made = Manifest(manifests.FORMAT, self.app, last.number, last.checksum, runs)
+        path = Paths(self.app).manifest(Attempt(1, self.id, new_id()))
+        own = fields(
+            manifests.write(self.storage, path, made),
+            last,
+            f"restore batch {was.number} of {was.app}",
+            positions=positions,
+            spark=spark,
+            watermarks=was.watermarks,
+            reached=was.reached,
+            due=was.due,
+            steps=was.steps,
+        )
+        self.write("release", self.write("rewrite", last, **own))
+        self.at("after")
+        return f"batch {was.number} of {was.app}: {len(made.files())} files"
+
+
+SAVEPOINT = "savepoint.json"
+
+
+class Saved(msgspec.Struct):
+    """What a savepoint says of itself, beside its files."""
+
+    format: int
+    record: Record
+    manifest: Manifest
+
+
+def _told(works: list[Any]) -> str:
+    files = [
+        f
+        for work in works
+        for _, runs, fresh in work.steps.values()
+        for f in [*fresh, *(p.file for r in runs for p in r)]
+    ]
+    return f"{sum(file.rows for file in files)} rows of state in {sum(file.bytes for file in files)} bytes"
+
+
+def _size(storage: Storage, app: str) -> int:
+    return sum(item.size for item in storage.list(safe(app)))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a look at every file of an app has found.
+
+    >>> import millpond as mp
+    >>> app = mp.App("orders", state_dir="memory://")
+    >>> app.verify().ok
+    True
+    """
+
+    records: int
+    files: int
+    bytes: int
+    damaged: list[str]
+    orphans: list[str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that is needed is there and whole.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").verify().ok
+        True
+        """
+        return not self.damaged
+
+
+def verified(storage: Storage, app: str, clock: Clock) -> Verdict:
+    """Read every record that is kept and every file that one names, and compare their checksums."""
+    ledger = Ledger(storage, app, clock)
+    try:
+        newest = ledger.newest()
+    except MillpondError as error:
+        return Verdict(0, 0, 0, [str(error)], [])
+    if newest is None:
+        return Verdict(0, 0, 0, [], [])
+    damaged: list[str] = []
+    seen: dict[str, Pointer] = {}
+    records = 0
+    before: Record | None = None
+    for number in range(max(newest.born, ledger.floor()), newest.number + 1):
+        try:
+            record = ledger.read(number)
+        except MillpondError as error:
+            damaged.append(str(error))
+            before = None
+            continue
+        if record is None:
+            damaged.append(f"{ledger.paths.record(number)} is missing")
+            before = None
+            continue
+        if before is not None and record.previous != before.checksum:
+            damaged.append(f"{ledger.paths.record(number)} does not follow the record before it")
+        before = record
+        records += 1
+        needed = number == newest.number or record.manifest == newest.manifest
+        for file in _whole(storage, record, damaged, needed):
+            seen[file.path] = file
+    for file in seen.values():
+        try:
+            pointer.read(storage, file)
+        except Corrupt as error:
+            damaged.append(str(error))
+    try:
+        left = orphans(storage, ledger, newest.number + 1)
+    except MillpondError:
+        left = []
+    return Verdict(records, len(seen), sum(file.bytes for file in seen.values()), damaged, left)
+
+
+def _whole(storage: Storage, record: Record, damaged: list[str], needed: bool) -> Iterator[Pointer]:
+    for file in files_of(record):
+        if file == record.manifest:
+            if storage.get(file.path) is None:  # one that only records out of reach name may be gone
+                damaged += [f"{file.path} is missing"] if needed else []
+                continue
+            try:
+                yield from manifests.read(storage, file).files()
+            except MillpondError as error:
+                damaged.append(str(error))
+                continue
+        yield file

@@ -1,0 +1,152 @@
+"""What can be done to an app's state as a whole, from a program or a shell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from millpond.clock import Clock, as_datetime
+from millpond.codec import Codec, decode_key
+from millpond.errors import InvalidUse
+from millpond.log import pointer, segment
+from millpond.log.ledger import Ledger
+from millpond.run.maintenance import Caretaker, Verdict, verified
+from millpond.run.retention import Keep
+from millpond.storage import Storage, open_storage
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """One change of one cell of a step's state: `deleted` ones have no value.
+
+    `cell` says which part of the key's state it is: "" where a step keeps one value per key.
+
+    >>> import millpond as mp
+    >>> from datetime import UTC, datetime
+    >>> mp.StateChange(7, datetime(2030, 1, 1, tzinfo=UTC), "ann", "", 3).value
+    3
+    """
+
+    batch: int
+    time: datetime
+    key: Any
+    cell: str
+    value: Any
+    deleted: bool = False
+
+
+class Upkeep:
+    """The actions of an app, and of one that is only opened. Each refuses to begin while the app runs, changes
+    nothing until its one commit, and can be killed at any moment and called again.
+    """
+
+    name: str
+    _clock: Clock
+
+    @property
+    def _kept(self) -> Storage:
+        raise NotImplementedError
+
+    def _caretaker(self) -> Caretaker:
+        return Caretaker(self._kept, self.name, self._clock)
+
+    def rescale(self, partitions: int, *, dry_run: bool = False) -> str:
+        """Move the state to another count of partitions, and say what was moved; `dry_run` only says it.
+
+        An app that starts with another `partitions=` does the same by itself.
+
+        >>> import millpond as mp
+        >>> def grow(): mp.open("state", "orders").rescale(8)
+        """
+        return self._caretaker().rescale(partitions, dry_run=dry_run)
+
+    def rollback(self, batch: int, *, dry_run: bool = False) -> str:
+        """Go back to an earlier batch: state, positions in the sources and event time, in one commit.
+
+        The next run reads on from there. File sinks of the program give back what came later; other sinks keep
+        what they hold, and the answer says which. The records between stay in the log until they are pruned.
+
+        >>> import millpond as mp
+        >>> def undo(): print(mp.open("state", "orders").rollback(41, dry_run=True))
+        """
+        text = self._caretaker().rollback(batch, dry_run=dry_run)
+        return f"{text}; {self._sinks_back(batch, dry_run)}"
+
+    def _sinks_back(self, batch: int, dry_run: bool) -> str:
+        return "sinks keep what they hold"
+
+    def drop_step(self, step: str) -> None:
+        """Forget the state of a step that is no longer in the program.
+
+        >>> import millpond as mp
+        >>> def tidy(): mp.open("state", "orders").drop_step("old-total")
+        """
+        self._caretaker().drop(step)
+
+    def compact(self) -> str:
+        """Merge the whole log into runs now, and remove what nothing needs any more.
+
+        >>> import millpond as mp
+        >>> def tidy(): print(mp.open("state", "orders").compact())
+        """
+        return self._caretaker().compact(self._keep)
+
+    @property
+    def _keep(self) -> Keep:
+        return Keep()
+
+    def verify(self) -> Verdict:
+        """Read every record and every file that is needed, and compare their checksums; may be called any time.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").verify()
+        Verdict(records=0, files=0, bytes=0, damaged=[], orphans=[])
+        """
+        return verified(self._kept, self.name, self._clock)
+
+    def savepoint(self, path: str | os.PathLike[str], batch: int | None = None) -> str:
+        """Write a copy of the state, at the newest batch or an earlier one, that needs nothing else.
+
+        >>> import millpond as mp
+        >>> def keep(): mp.open("state", "orders").savepoint("savepoints/friday")
+        """
+        return self._caretaker().savepoint(open_storage(str(path)), batch)
+
+    def restore(self, path: str | os.PathLike[str]) -> str:
+        """Begin with the state of a savepoint: an app that never ran, of any name and any count of partitions.
+
+        >>> import millpond as mp
+        >>> def again(): mp.App("orders-2", partitions=8).restore("savepoints/friday")
+        """
+        return self._caretaker().restore(open_storage(str(path)))
+
+    def changes(self, step: str, after: int = -1) -> Iterator[StateChange]:
+        """Every change of a step's state that is within reach, batch by batch, after a batch.
+
+        >>> import millpond as mp
+        >>> list(mp.App("orders", state_dir="memory://").changes("total"))
+        []
+        """
+        storage, codec = self._kept, Codec((), unknown="plain")
+        ledger = Ledger(storage, self.name, self._clock)
+        newest = ledger.newest()
+        if newest is None:
+            return
+        if step not in newest.steps:
+            raise InvalidUse(f"changes: app {self.name!r} has no step {step!r}; it has: {', '.join(newest.steps)}")
+        for record in ledger.between(max(newest.born - 1, ledger.floor() - 1, after), newest.number):
+            for files in record.segments.get(step, {}).values():
+                for file in files:
+                    for change in segment.unpack_state(pointer.read(storage, file)):
+                        gone = change.value is None
+                        yield StateChange(
+                            record.number,
+                            as_datetime(record.time),
+                            decode_key(change.key),
+                            change.cell.decode(),
+                            None if change.value is None else codec.decode(change.value),
+                            gone,
+                        )

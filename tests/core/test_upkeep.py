@@ -1,0 +1,284 @@
+"""Rescale, roll back, save, restore, compact, verify: each is one commit or none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millpond as mp
+from millpond.clock import SystemClock
+from millpond.flow import Limit
+from millpond.log.ledger import Ledger
+from millpond.run.commit import Driver
+from millpond.run.maintenance import Caretaker
+from millpond.runtimes.local import LocalRuntime
+from millpond.storage import open_storage
+
+
+class Died(BaseException):
+    """As if the process had been killed."""
+
+
+def shop(folder: Path, name: str = "shop", state: str = "state", partitions: int | None = 2, **how: Any) -> mp.App:
+    app = mp.App(name, str(folder / state), partitions, local_dir=str(folder / "local"), **how)
+    rows = app.stream("rows", mp.sources.files(folder / "in"), timestamp="at").key_by("k")
+    rows.stateful_map("total", lambda k, row, n: ({"k": k, "n": n + row["v"]}, n + row["v"]), initial=0).to(
+        "out", mp.sinks.files(folder / f"out-{name}")
+    )
+    rows.window("by ten", mp.tumbling(10), grace=mp.NO_GRACE).aggregate(n=mp.count()).to(
+        "windows", mp.sinks.files(folder / f"windows-{name}")
+    )
+    return app
+
+
+def feed(folder: Path, number: int) -> None:
+    (folder / "in").mkdir(exist_ok=True)
+    rows = [{"k": f"k{(number * 7 + i) % 11}", "v": i, "at": number * 10 + i} for i in range(10)]
+    (folder / "in" / f"{number:04d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run(app: mp.App) -> int:
+    """All that is there, in batches of a file; the number of the newest record."""
+    storage = open_storage(app.state_dir)
+    driver = Driver(
+        app.program(),
+        LocalRuntime(storage, SystemClock()),
+        storage,
+        SystemClock(),
+        partitions=app.partitions,
+        home=app.local_dir,
+        threaded=False,
+        keep=app.keep,
+        compact_every=app.compact_every,
+    )
+    while driver.batch(Limit(10, 1 << 20)):
+        pass
+    driver.release()
+    driver.close()
+    return driver.last.number
+
+
+def held(folder: Path) -> list[Any]:
+    return [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
+
+
+def totals(app: mp.App) -> dict[str, int]:
+    return dict(app.state("total").items())
+
+
+def kept(app: mp.App) -> Ledger:
+    return Ledger(open_storage(app.state_dir), app.name, SystemClock())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for number in range(6):
+        feed(tmp_path, number)
+    return tmp_path
+
+
+def test_a_rollback_brings_back_state_positions_and_what_the_sinks_hold(place: Path) -> None:
+    app = shop(place)
+    run(app)
+    then, after = totals(app), held(place / "out-shop")
+    windows = held(place / "windows-shop")
+    batch = 3
+    expected = dict(app.state("total").at(batch).items())
+    files = held(place / "out-shop")
+    assert "dry" not in app.rollback(batch, dry_run=True) and totals(app) == then
+    said = app.rollback(batch)
+    assert "every sink goes back" in said
+    assert totals(app) == expected
+    assert held(place / "out-shop") == files[: len(held(place / "out-shop"))] != files
+    run(app)
+    assert totals(app) == then
+    assert sorted(map(str, held(place / "out-shop"))) == sorted(map(str, after))
+    assert sorted(map(str, held(place / "windows-shop"))) == sorted(map(str, windows))
+
+
+def test_a_rollback_to_what_is_not_there_is_refused(place: Path) -> None:
+    app = shop(place, compact_every=2, keep=2)
+    newest = run(app)
+    for batch in (-1, newest + 5, 1):
+        with pytest.raises(mp.errors.InvalidUse, match="within reach"):
+            app.rollback(batch)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("partitions", [1, 5])
+def test_a_savepoint_starts_another_app(place: Path, compacted: bool, partitions: int) -> None:
+    app = shop(place, compact_every=2 if compacted else 1000)
+    run(app)
+    app.savepoint(place / "saved")
+    then = totals(app)
+    feed(place, 6)
+    run(app)
+    other = shop(place, name="other", state="elsewhere", partitions=partitions)
+    other.restore(place / "saved")
+    assert totals(other) == then
+    run(other)
+    assert totals(other) == totals(app)
+    assert len(held(place / "out-other")) == 10  # nothing from before is put out again
+    with pytest.raises(mp.errors.InvalidUse, match="already"):
+        other.restore(place / "saved")
+    with pytest.raises(mp.errors.InvalidUse, match="already"):
+        app.savepoint(place / "saved")
+    with pytest.raises(mp.errors.InvalidUse, match="holds no savepoint"):
+        shop(place, name="third").restore(place / "nothing")
+
+
+def test_a_savepoint_of_an_earlier_batch_has_the_state_of_then(place: Path) -> None:
+    app = shop(place)
+    run(app)
+    app.savepoint(place / "saved", batch=3)
+    other = shop(place, name="other")
+    other.restore(place / "saved")
+    assert totals(other) == dict(app.state("total").at(3).items())
+    run(other)
+    assert totals(other) == totals(app)
+
+
+def test_rescale_from_outside_says_what_it_would_do_and_does_it(place: Path) -> None:
+    app = shop(place, partitions=None)
+    run(app)
+    then = totals(app)
+    opened = mp.open(app.state_dir, "shop")
+    before = kept(app).newest()
+    assert before is not None
+    assert opened.rescale(7, dry_run=True).startswith(f"{before.partitions} to 7 partitions")
+    assert kept(app).newest() == before
+    opened.rescale(7)
+    newest = kept(app).newest()
+    assert newest is not None and newest.partitions == 7
+    assert totals(app) == then
+    feed(place, 6)
+    run(app)
+    assert sum(totals(app).values()) == 7 * 45
+
+
+def test_a_dropped_step_is_gone_and_the_others_are_not(place: Path) -> None:
+    app = shop(place)
+    run(app)
+    then = totals(app)
+    app.drop_step("by ten")
+    with pytest.raises(mp.errors.InvalidUse, match="no step 'by ten'"):
+        list(mp.open(app.state_dir, "shop").state("by ten").items())
+    assert totals(app) == then
+
+
+def test_compact_makes_the_log_small_and_leaves_the_state(place: Path) -> None:
+    app = shop(place, keep=1)
+    for number in range(6, 30):
+        feed(place, number)
+    run(app)
+    then = totals(app)
+    before = len(list((place / "state").rglob("*.parquet")))
+    app.compact()
+    assert len(list((place / "state").rglob("*.parquet"))) < before / 3
+    assert totals(app) == then
+    assert app.verify().ok and not app.verify().orphans
+    feed(place, 30)
+    run(app)
+    assert sum(totals(app).values()) == 31 * 45
+
+
+def test_verify_finds_every_flipped_byte_and_every_missing_file(place: Path) -> None:
+    app = shop(place, compact_every=2)
+    run(app)
+    assert app.verify().ok
+    files = [f for f in (place / "state").rglob("*") if f.is_file() and f.name not in ("floor", "heartbeat.json")]
+    newest = max(file for file in files if file.parent.name == "ledger")
+    assert len(files) > 10
+    for file in files:
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+        assert not app.verify().ok, file
+        file.unlink()
+        # Of the newest record nobody knows but itself, and an earlier manifest may be gone for good reasons.
+        assert file == newest or file.parent.name == "manifests" or not app.verify().ok, file
+        file.write_bytes(whole)
+    assert app.verify().ok
+
+
+ACTIONS: dict[str, Callable[[Caretaker, Path], Any]] = {
+    "rescale": lambda c, p: c.rescale(5),
+    "rollback": lambda c, p: c.rollback(3),
+    "drop": lambda c, p: c.drop("by ten"),
+    "compact": lambda c, p: c.compact(mp.App("x", keep=1).keep),
+    "savepoint": lambda c, p: c.savepoint(open_storage(str(p / "saved"))),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_action_that_dies_has_changed_nothing_and_can_be_done_again_or_left(
+    place: Path, action: str, when: str
+) -> None:
+    app = shop(place, partitions=None)
+    run(app)
+    then = totals(app)
+
+    def at(moment: str) -> None:
+        if moment == when:
+            raise Died
+
+    storage = open_storage(app.state_dir)
+    with pytest.raises(Died):
+        ACTIONS[action](Caretaker(storage, "shop", SystemClock(), at), place)
+    assert totals(app) == then
+    run(app)  # left
+    assert totals(app) == then and app.verify().ok
+    if action == "savepoint" and when == "after":
+        return  # it was there already
+    ACTIONS[action](Caretaker(storage, "shop", SystemClock()), place)
+    run(app)
+    assert totals(app) == then and app.verify().ok
+    feed(place, 6)
+    run(app)
+    assert sum(totals(app).values()) == 7 * 45
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_restore_that_dies_can_be_done_again(place: Path, when: str) -> None:
+    app = shop(place)
+    run(app)
+    app.savepoint(place / "saved")
+
+    def at(moment: str) -> None:
+        if moment == when:
+            raise Died
+
+    other = shop(place, name="other")
+    with pytest.raises(Died):
+        Caretaker(open_storage(other.state_dir), "other", SystemClock(), at).restore(open_storage(str(place / "saved")))
+    other.restore(place / "saved")
+    assert totals(other) == totals(app)
+
+
+def test_changes_are_all_of_a_steps_state_changes(place: Path) -> None:
+    app = shop(place)
+    run(app)
+    found: dict[Any, Any] = {}
+    for change in app.changes("total"):
+        assert change.cell == ""
+        found[change.key] = change.value
+    assert found == totals(app)
+    with pytest.raises(mp.errors.InvalidUse, match="no step"):
+        list(app.changes("other"))
+
+
+def test_nothing_is_done_while_the_app_runs(place: Path) -> None:
+    from millpond.run.heartbeat import Heartbeat
+
+    app = shop(place)
+    run(app)
+    Heartbeat(open_storage(app.state_dir), "shop", "someone", SystemClock()).beat(1)
+    for action in (lambda: app.rescale(3), lambda: app.rollback(3), lambda: app.drop_step("total"), app.compact):
+        with pytest.raises(mp.errors.InvalidUse, match="is running"):
+            action()
+    app.savepoint(place / "saved")
+    assert app.verify().ok
