@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import msgspec
 
@@ -22,12 +22,14 @@ from millpond.flow import Delivery, Source
 from millpond.log.ledger import Ledger
 from millpond.log.record import FORMAT, Record
 from millpond.pipeline import graph as g
+from millpond.pipeline.kept import Kept
 from millpond.pipeline.stream import KeyedStream, Stream
-from millpond.pipeline.table import Table, table_step
+from millpond.pipeline.table import Table, table_options
 from millpond.run.commit import Driver, Hook
 from millpond.run.heartbeat import seems_running
 from millpond.run.loop import Settings, run
 from millpond.run.retention import Keep
+from millpond.steps.expiring_table import begin as begin_table
 from millpond.steps.failure import OnError, checked
 from millpond.storage import Storage, open_storage
 from millpond.timing import duration, seconds
@@ -140,15 +142,14 @@ class App(Upkeep):
         stream: KeyedStream[Any, Any],
         everywhere: bool = False,
         deleted: Callable[[Any], Any] | None = None,
-        *,
-        type: Any = None,
-        on_error: OnError | None = None,
+        **how: Unpack[Kept],
     ) -> Table:
         """The latest row of every key of a stream, which other streams `lookup`.
 
         The latest is the newest by event time where the rows have one, and of those of one time, or of none, the last
         to arrive. A row for which `deleted` is true removes its key; with event time that is remembered until the
-        watermark has passed it, so that an older row does not bring the key back.
+        watermark has passed it, so that an older row does not bring the key back. With a `ttl` a row that is not sent
+        again in time leaves the table.
 
         A table lies in partitions, as all state does, and meets streams that are keyed alike. With `everywhere=True`
         every worker holds all of it, and any stream can look into it. When an app begins, the streams that feed tables
@@ -170,10 +171,8 @@ class App(Upkeep):
         """
         if not isinstance(stream, KeyedStream) or stream._graph is not self._graph:
             raise InvalidUse(f"table({name!r}): expected a keyed stream of the same app, got {stream!r}")
-        types = () if type is None else tuple(type) if isinstance(type, (tuple, list)) else (type,)
-        step = table_step(name, everywhere, deleted, types, on_error, stream._node.on_error)
-        self._graph.claim(name, "table")
-        return Table(self._graph, stream._same(g.Keep(step)))
+        options = table_options(name, everywhere, deleted, how.get("ttl"))
+        return Table(self._graph, stream._step(begin_table, name, "table", options, **how)._node)
 
     @property
     def dead_letters(self) -> Stream[dict[str, Any]]:

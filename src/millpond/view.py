@@ -166,10 +166,10 @@ class StateView:
     ) -> Iterator[tuple[bytes, bytes, bytes]]:
         """Key, cell and value of what the step holds, of all keys or of one; what is over by now is not there."""
         entries = view.entries(self._name, key)
-        if kind not in MORTAL:
-            return ((e.key, e.cell, e.value) for e in entries if _is_shown(kind, e.cell))
+        if kind not in MORTAL and kind != "table":
+            return ((e.key, e.cell, e.value) for e in entries)
         now = record.time if self._batch is not None else self._clock.now()
-        return living(entries, round(now * 1_000_000))
+        return living((e for e in entries if _is_shown(kind, e.cell)), round(now * 1_000_000))
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a key, or the default.

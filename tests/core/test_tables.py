@@ -200,7 +200,7 @@ def test_what_is_no_table_is_refused():
     with pytest.raises(InvalidUse, match=r"table\('t', deleted\): expected a function of a row, got 'gone'"):
         app.table("t", keyed, deleted="gone")
     app.table("t", keyed)
-    with pytest.raises(InvalidUse, match="the name belongs to a table already"):
+    with pytest.raises(InvalidUse, match="the name belongs to a step already"):
         app.table("t", keyed)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.pipeline.fields import Field, read_field
-from millpond.steps import table as rows
 from millpond.steps.base import Step
 from millpond.steps.external import External
-from millpond.steps.failure import OnError, checked
+from millpond.steps.failure import checked
 from millpond.steps.lookup import Lookup
+from millpond.steps.ttl import TTL
 
 HOWS = ("left", "inner")
 
@@ -36,18 +36,19 @@ class Table:
         return f"table {self._name!r}, by {_parts(self._keyed)}{', everywhere' if self._everywhere else ''}"
 
 
-def table_step(
-    name: str, everywhere: Any, deleted: Any, types: tuple[type, ...], on_error: Any, inherited: OnError
-) -> Step:
-    """The step that keeps a table."""
+def table_options(name: str, everywhere: Any, deleted: Any, ttl: Any) -> dict[str, Any]:
+    """The options of a table."""
     where = f"table({name!r}"
     if not isinstance(everywhere, bool):
         raise InvalidUse(f"{where}, everywhere): expected True or False, got {everywhere!r}")
     if deleted is not None and not callable(deleted):
         raise InvalidUse(f"{where}, deleted): expected a function of a row, got {deleted!r}")
-    policy = inherited if on_error is None else checked(on_error, f"{where})")
-    options = {"everywhere": everywhere, "deleted": deleted}
-    return Step(name, "table", rows.Table, options, policy, types)
+    if isinstance(ttl, TTL) and ttl.refresh == "read":
+        raise InvalidUse(
+            f'{where}, ttl): expected refresh="write" or "never", got "read": to look a row up changes nothing, so it '
+            "cannot let the row live on"
+        )
+    return {"everywhere": everywhere, "deleted": deleted}
 
 
 def lookup_node(

@@ -103,12 +103,15 @@ class Migration:
     def __call__(self, cells: list[Change]) -> list[Change]:
         codec = Codec(self.types, unknown="plain")
         key = decode_key(cells[0].key)
-        if self.kind == "stateful_map":
-            value = codec.decode(cells[0].value or b"null")
-            key, value = self._run(key, value)
-            if value is None:
-                return []
-            return [cells[0]._replace(key=encode_key(key), value=codec.encode(value))]
+        if self.kind in ("stateful_map", "table"):
+            found = [cell for cell in cells if not cell.cell]
+            if found:
+                key, value = self._run(key, codec.decode(found[0].value or b"null"))
+                if value is None:
+                    return []
+                found = [found[0]._replace(value=codec.encode(value))]
+            beside = [cell for cell in cells if cell.cell]  # the time of a table's row
+            return [cell._replace(key=encode_key(key)) for cell in found + beside]
         named = {cell.cell: codec.decode(cell.value or b"null") for cell in cells if cell.cell.startswith(b"v:")}
         names = {name_of(cell): cell for cell in named}
         key, changed = self._run(key, {name: named[cell] for name, cell in names.items()})

@@ -252,7 +252,7 @@ def _missing_everywhere(storage: Storage, context: Context, step: str, position:
         position = manifest.upto
     for number, checksum, partitions in _records(storage, context, position):
         changes = [
-            change
+            Change(change.key, ROW, change.value)
             for segments in partitions.values()
             for change in _made(storage, segments.get(step, []))
             if change.cell == ROW
@@ -265,7 +265,7 @@ def _compacted_everywhere(storage: Storage, manifest: Manifest, step: str) -> It
     for runs in manifest.runs.get(step, {}).values():
         for part in (part for run in runs for part in run):
             changes = segment.unpack_state(pointer.read(storage, part.file))
-            yield step, [change for change in changes if change.cell == ROW]
+            yield step, [Change(change.key, ROW, change.value) for change in changes if change.cell == ROW]
 
 
 def _made(storage: Storage, pointers: list[pointer.Pointer]) -> Iterator[Change]:

@@ -25,7 +25,7 @@ from millpond.run.timestamps import Reader as TimeReader
 from millpond.run.watermarks import Mark, at_end, incoming, marks
 from millpond.steps.base import Running, Turn
 from millpond.steps.failure import BadInput, Failures, OnError, is_needed_again, own_copy
-from millpond.steps.table import Reader, Table
+from millpond.steps.table import Reader
 from millpond.timing import Times, Unit, as_time, span, ticks, unit_of
 
 
@@ -411,7 +411,7 @@ class Work:
     def _reader(self, table: int, tables: Callable[[str], Reader]) -> Reader:
         running, op = self.running.get(table), self.program.nodes[table].op
         assert isinstance(op, g.Keep)
-        return running.rows_of if isinstance(running, Table) else tables(op.step.name)
+        return tables(op.step.name) if running is None else running.rows_of  # type: ignore[attr-defined]
 
     def end(self) -> None:
         """All rows have come: every step does what is due, one after the other as their rows flow."""

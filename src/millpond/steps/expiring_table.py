@@ -1,0 +1,77 @@
+"""`app.table` where rows live for a while only: what was not sent again in time is no longer in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millpond.log.segment import Change
+from millpond.rows import Rows
+from millpond.steps.base import Step, Turn, each_row
+from millpond.steps.entries import Entries
+from millpond.steps.table import ROW, TIME, Table
+from millpond.steps.values import Packed, is_absent
+
+
+class ExpiringTable:
+    """Every row that is the latest is a write, also of the same: it lets the key live on, where writes do.
+
+    What is over by the end of the batch leaves before anyone looks into the table.
+    """
+
+    def __init__(self, step: Step, turn: Turn) -> None:
+        self._step, self._turn = step, turn
+        self._deleted: Callable[[Any], Any] | None = step.options["deleted"]
+        self._cells = Entries(step, turn)
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        keys, cells, times, deleted = rows.keys, self._cells, rows.times, self._deleted
+        assert keys is not None
+        ticks, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
+
+        def once(i: int, k: int, row: Any) -> None:
+            cells.turn_to(keys.encoded[k])
+            at = None if ticks is None else ticks[i]
+            cells.now.move(at, unit)
+            known = cells.value(TIME)
+            if at is not None and not is_absent(known) and at < known:
+                return
+            try:
+                if deleted is not None and deleted(row):
+                    cells.drop(ROW)
+                    if at is not None:
+                        cells.write(TIME, at, due=at + 1)
+                else:
+                    cells.put(ROW, row)
+                    if at is not None:
+                        cells.put(TIME, at)
+            except BaseException:
+                cells.undo()
+                raise
+            cells.keep()
+
+        each_row(self._step, self._turn, rows, once)
+        return Rows([], [])
+
+    def rows_of(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The rows of some keys as they are now, encoded; for who looks them up in the same stage."""
+        return [self._row_of(key) for key in keys]
+
+    def _row_of(self, key: bytes) -> bytes | None:
+        self._cells.turn_to(key)
+        found = self._cells.read(ROW)
+        if is_absent(found):
+            return None
+        return found.data if found.__class__ is Packed else self._turn.codec.encode(found)
+
+    def end(self) -> None:
+        self._cells.expire()
+
+    def changes(self) -> list[Change]:
+        return self._cells.changes()
+
+
+def begin(step: Step, turn: Turn) -> Table | ExpiringTable:
+    """A table at work: the slower one only where rows have, or had until now, a time at which they are over."""
+    is_mortal = "ttl" in step.options or bool((turn.previous or {}).get("ttl"))
+    return ExpiringTable(step, turn) if is_mortal else Table(step, turn)
