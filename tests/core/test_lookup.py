@@ -354,6 +354,19 @@ def test_dead_letters_may_be_a_table_for_those_behind_them_alone():
         build(lambda rows, letters: rows).program()
 
 
+@PARTITIONS
+def test_dead_letters_find_their_row_whoever_sends_them_and_however_late(partitions):
+    app = mp.App("letters", partitions=partitions)
+    prices = app.table("prices", app.stream("updates", mp.sources.rows([])).key_by("sku"), everywhere=True)
+    letters = app.dead_letters.map(lambda letter: letter["row"]).lookup("why", prices, on="sku")
+    letters.to("dead", mp.sinks.memory())
+    orders = app.stream("orders", mp.sources.rows([]), on_error="dead-letter")
+    orders.lookup("priced", prices, on="sku", merge=lambda order, price: 1 // order["n"]).to("out", mp.sinks.memory())
+    with TestDriver(app) as driver:
+        driver.send({"updates": [TEA], "orders": [{"sku": "tea", "n": 0}, {"sku": "tea", "n": 1}]})
+        assert (driver.output("out"), driver.output("dead")) == ([1], [{**TEA, "n": 0}])
+
+
 def test_rows_that_a_timer_sends_find_what_is_in_the_table_by_then():
     app = mp.App("timers", partitions=2)
 

@@ -334,7 +334,11 @@ def _after_table(
             f"app {app!r}: lookup({lookup.step.name!r}) looks into table {table.step.name!r}, which is made of dead "
             "letters; letters come after all else in a batch, so only what stands behind app.dead_letters may do that"
         )
-    return stage_of[lookup.table] + (1 if is_everywhere(table) else 0)
+    after = stage_of[lookup.table] + (1 if is_everywhere(table) else 0)
+    if is_behind:  # a letter may come when the steps of its stage have ended
+        letters = [stage_of[node.id] for node in graph.nodes if isinstance(node.op, DeadLetters)]
+        return max(after, *(stage + 1 for stage in letters))
+    return after
 
 
 def _check_letters(app: str, behind: list[Node]) -> None:
