@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from millpond.codec import Codec, decode_key
 from millpond.errors import InvalidUse
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
-from millpond.run.maintenance import Caretaker, Verdict, verified
+from millpond.run.maintenance import Caretaker, Progress, Verdict, verified
 from millpond.run.retention import Keep
 from millpond.storage import Storage, open_storage
 
@@ -50,20 +50,22 @@ class Upkeep:
     def _kept(self) -> Storage:
         raise NotImplementedError
 
-    def _caretaker(self) -> Caretaker:
-        return Caretaker(self._kept, self.name, self._clock)
+    def _caretaker(self, progress: Progress | None = None) -> Caretaker:
+        made = Caretaker(self._kept, self.name, self._clock)
+        return made if progress is None else replace(made, progress=progress)
 
-    def rescale(self, partitions: int, *, dry_run: bool = False) -> str:
+    def rescale(self, partitions: int, *, dry_run: bool = False, progress: Progress | None = None) -> str:
         """Move the state to another count of partitions, and say what was moved; `dry_run` only says it.
 
-        An app that starts with another `partitions=` does the same by itself.
+        An app that starts with another `partitions=` does the same by itself. `progress`, here and in the
+        other long actions, is called with what is done and what there is to do: partitions, or files.
 
         >>> import millpond as mp
         >>> def grow(): mp.open("state", "orders").rescale(8)
         """
-        return self._caretaker().rescale(partitions, dry_run=dry_run)
+        return self._caretaker(progress).rescale(partitions, dry_run=dry_run)
 
-    def rollback(self, batch: int, *, dry_run: bool = False) -> str:
+    def rollback(self, batch: int, *, dry_run: bool = False, progress: Progress | None = None) -> str:
         """Go back to an earlier batch: state, positions in the sources and event time, in one commit.
 
         The next run reads on from there. File sinks of the program give back what came later; other sinks keep
@@ -72,7 +74,7 @@ class Upkeep:
         >>> import millpond as mp
         >>> def undo(): print(mp.open("state", "orders").rollback(41, dry_run=True))
         """
-        text = self._caretaker().rollback(batch, dry_run=dry_run)
+        text = self._caretaker(progress).rollback(batch, dry_run=dry_run)
         return f"{text}; {self._sinks_back(batch, dry_run)}"
 
     def _sinks_back(self, batch: int, dry_run: bool) -> str:
@@ -86,13 +88,13 @@ class Upkeep:
         """
         self._caretaker().drop(step)
 
-    def compact(self) -> str:
+    def compact(self, *, progress: Progress | None = None) -> str:
         """Merge the whole log into runs now, and remove what nothing needs any more.
 
         >>> import millpond as mp
         >>> def tidy(): print(mp.open("state", "orders").compact())
         """
-        return self._caretaker().compact(self._keep)
+        return self._caretaker(progress).compact(self._keep)
 
     @property
     def _keep(self) -> Keep:
@@ -107,21 +109,23 @@ class Upkeep:
         """
         return verified(self._kept, self.name, self._clock)
 
-    def savepoint(self, path: str | os.PathLike[str], batch: int | None = None) -> str:
+    def savepoint(
+        self, path: str | os.PathLike[str], batch: int | None = None, *, progress: Progress | None = None
+    ) -> str:
         """Write a copy of the state, at the newest batch or an earlier one, that needs nothing else.
 
         >>> import millpond as mp
         >>> def keep(): mp.open("state", "orders").savepoint("savepoints/friday")
         """
-        return self._caretaker().savepoint(open_storage(str(path)), batch)
+        return self._caretaker(progress).savepoint(open_storage(str(path)), batch)
 
-    def restore(self, path: str | os.PathLike[str]) -> str:
+    def restore(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> str:
         """Begin with the state of a savepoint: an app that never ran, of any name and any count of partitions.
 
         >>> import millpond as mp
         >>> def again(): mp.App("orders-2", partitions=8).restore("savepoints/friday")
         """
-        return self._caretaker().restore(open_storage(str(path)))
+        return self._caretaker(progress).restore(open_storage(str(path)))
 
     def changes(self, step: str, after: int = -1) -> Iterator[StateChange]:
         """Every change of a step's state that is within reach, batch by batch, after a batch.

@@ -242,7 +242,7 @@ def test_an_action_that_dies_has_changed_nothing_and_can_be_done_again_or_left(
     assert sum(totals(app).values()) == 7 * 45
 
 
-@pytest.mark.parametrize("when", ["before", "during"])
+@pytest.mark.parametrize("when", ["before", "during", "claimed"])
 def test_a_restore_that_dies_can_be_done_again(place: Path, when: str) -> None:
     app = shop(place)
     run(app)
@@ -257,6 +257,36 @@ def test_a_restore_that_dies_can_be_done_again(place: Path, when: str) -> None:
         Caretaker(open_storage(other.state_dir), "other", SystemClock(), at).restore(open_storage(str(place / "saved")))
     other.restore(place / "saved")
     assert totals(other) == totals(app)
+
+
+def test_a_cleared_app_can_begin_again_with_a_savepoint(place: Path) -> None:
+    app = shop(place)
+    run(app)
+    app.savepoint(place / "saved")
+    then = totals(app)
+    app.clear_state()
+    app.restore(place / "saved")
+    assert totals(app) == then and app.verify().ok
+    feed(place, 6)
+    run(app)
+    assert sum(totals(app).values()) == 7 * 45
+
+
+def test_progress_is_told_from_nothing_to_all(place: Path) -> None:
+    app = shop(place)
+    run(app)
+    other = shop(place, name="other")
+    for action in (
+        lambda told: app.compact(progress=told),
+        lambda told: app.rescale(5, progress=told),
+        lambda told: app.rollback(4, progress=told),
+        lambda told: app.savepoint(place / "saved", progress=told),
+        lambda told: other.restore(place / "saved", progress=told),
+    ):
+        seen: list[tuple[int, int]] = []
+        action(lambda done, total, seen=seen: seen.append((done, total)))
+        total = seen[-1][1]
+        assert total > 1 and seen == [(done, total) for done in range(total + 1)]
 
 
 def test_changes_are_all_of_a_steps_state_changes(place: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -24,7 +24,9 @@ from millpond.run.retention import Keep, files_of, orphans, pruned
 from millpond.run.rewrite import Rewriter, When, fields
 from millpond.storage import Storage
 
-At = Callable[[When], None]
+T = TypeVar("T")
+At = Callable[[When | Literal["claimed"]], None]
+Progress = Callable[[int, int], None]  # how much is done, of how much: partitions or files
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Caretaker:
     app: str
     clock: Clock
     at: At = field(default=lambda when: None)
+    progress: Progress = field(default=lambda done, total: None)
 
     def __post_init__(self) -> None:
         self.id = new_id()
@@ -63,9 +66,16 @@ class Caretaker:
     @property
     def rewriter(self) -> Rewriter:
         def each(task: Any, works: list[Any]) -> list[Any]:
-            return [task(self.storage, work) for work in works]
+            return [task(self.storage, work) for work in self._told(works)]
 
         return Rewriter(self.storage, self.ledger, each, self.id, self.at)
+
+    def _told(self, works: list[T]) -> Iterator[T]:
+        """The same works, and what is done of them is told as they are taken."""
+        for done, work in enumerate(works):
+            self.progress(done, len(works))
+            yield work
+        self.progress(len(works), len(works))
 
     # --- actions ---
 
@@ -75,7 +85,7 @@ class Caretaker:
             raise InvalidUse(f"rescale: expected a whole number of partitions from 1 to 10000, got {partitions!r}")
         last = self.newest("rescale")
         works = self.rewriter.works(last, last, partitions=partitions)
-        text = f"{last.partitions} to {partitions} partitions, {_told(works)}"
+        text = f"{last.partitions} to {partitions} partitions, {_amount(works)}"
         if dry_run or partitions == last.partitions:
             return text
         last = self.claim("rescale")
@@ -164,7 +174,7 @@ class Caretaker:
         return f"{before} bytes before, {_size(self.storage, self.app)} after"
 
     def _merged(self, works: list[Merge]) -> list[dict[str, list[manifests.Part]]]:
-        return [merged(self.storage, work) for work in works]
+        return [merged(self.storage, work) for work in self._told(works)]
 
     # --- savepoints ---
 
@@ -184,9 +194,9 @@ class Caretaker:
                 mine += found
                 mine += [[manifests.Part(file, "")] for file in fresh]
         manifest = Manifest(manifests.FORMAT, self.app, of.number, of.checksum, runs)
-        others = [f for f in files_of(of) if "/positions/" in f"/{f.path}" or "/spark/" in f"/{f.path}"]
+        others = others_of(of)
         self.at("before")
-        for file in [*manifest.files(), *others]:
+        for file in self._told([*manifest.files(), *others]):
             target.put(file.path, pointer.read(self.storage, file))
         self.at("during")
         saved = Saved(1, msgspec.structs.replace(of, segments={}, outputs={}, manifest=None), manifest)
@@ -195,12 +205,15 @@ class Caretaker:
         return f"batch {of.number}: {len(manifest.files())} files, {sum(f.bytes for f in manifest.files())} bytes"
 
     def restore(self, source: Storage) -> str:
-        """Begin an app that never ran with the state of a savepoint."""
-        if self.ledger.newest() is not None:
-            raise InvalidUse(
-                f"restore: {self.storage.url} holds state of app {self.app!r} already. Give the app another name or "
-                "state_dir, or clear it first; nothing was changed."
-            )
+        """Begin an app that never ran, or was cleared, with the state of a savepoint."""
+        last = self.ledger.newest()
+        if last is not None:  # a claim alone is no state: it is what a restore that died leaves
+            if last.steps or last.positions or last.spark or last.manifest is not None:
+                raise InvalidUse(
+                    f"restore: {self.storage.url} holds state of app {self.app!r} already. Give the app another name "
+                    "or state_dir, or clear it first; nothing was changed."
+                )
+            last = self.newest("restore")
         data = source.get(SAVEPOINT)
         if data is None:
             raise InvalidUse(f"restore: {source.url} holds no savepoint")
@@ -211,10 +224,12 @@ class Caretaker:
         if saved.format != 1:
             raise Incompatible(f"{source.url}: a savepoint of format {saved.format}: upgrade Millpond")
         was = saved.record
-        attempt = Attempt(1, self.id, "")
+        attempt = Attempt(1 if last is None else last.number + 2, self.id, "")
         self.at("before")
+        copying = self._told([*saved.manifest.files(), *others_of(was)])
 
         def copied(file: Pointer) -> Pointer:
+            next(copying)
             path = f"{safe(self.app)}/{file.path.split('/', 1)[1].rsplit('/', 1)[0]}/{attempt}{new_id()}"
             suffix = file.path.rsplit(".", 1)[-1]
             return pointer.write(self.storage, f"{path}.{suffix}", pointer.read(source, file), file.rows)
@@ -234,27 +249,18 @@ class Caretaker:
             stream: msgspec.structs.replace(held, files={name: copied(file) for name, file in held.files.items()})
             for stream, held in was.spark.items()
         }
+        for _ in copying:  # all is copied
+            pass
         self.at("during")
-        first = Record(
-            format=FORMAT,
-            kind="claim",
-            app=self.app,
-            number=0,
-            incarnation=new_id(),
-            born=0,
-            driver=self.id,
-            attempt=new_id(),
-            time=self.clock.now(),
-            previous="",
-            partitions=was.partitions,
-        )
-        last = self.ledger.append(first, None)
+        last = self.write("claim", last) if last is not None else self._begun(was.partitions)
+        self.at("claimed")
         made = Manifest(manifests.FORMAT, self.app, last.number, last.checksum, runs)
-        path = Paths(self.app).manifest(Attempt(1, self.id, new_id()))
+        path = Paths(self.app).manifest(Attempt(attempt.batch, self.id, new_id()))
         own = fields(
             manifests.write(self.storage, path, made),
             last,
             f"restore batch {was.number} of {was.app}",
+            partitions=was.partitions,
             positions=positions,
             spark=spark,
             watermarks=was.watermarks,
@@ -266,8 +272,31 @@ class Caretaker:
         self.at("after")
         return f"batch {was.number} of {was.app}: {len(made.files())} files"
 
+    def _begun(self, partitions: int) -> Record:
+        """The first record of an app that has none."""
+        first = Record(
+            format=FORMAT,
+            kind="claim",
+            app=self.app,
+            number=0,
+            incarnation=new_id(),
+            born=0,
+            driver=self.id,
+            attempt=new_id(),
+            time=self.clock.now(),
+            previous="",
+            partitions=partitions,
+        )
+        return self.ledger.append(first, None)
+
 
 SAVEPOINT = "savepoint.json"
+
+
+def others_of(record: Record) -> list[Pointer]:
+    """What a record names that is neither state nor output: positions, and Spark's own."""
+    based = [held.base for held in record.positions.values() if held.base is not None]
+    return [*based, *(file for batch in record.spark.values() for file in batch.files.values())]
 
 
 class Saved(msgspec.Struct):
@@ -278,7 +307,7 @@ class Saved(msgspec.Struct):
     manifest: Manifest
 
 
-def _told(works: list[Any]) -> str:
+def _amount(works: list[Any]) -> str:
     files = [
         f
         for work in works
