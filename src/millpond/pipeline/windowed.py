@@ -101,6 +101,8 @@ class WindowedStream(Generic[K, R]):
             renamed_from=self._renamed_from,
             holds=_holds(window, self._options["grace"], self._options["clock"]),
             window=repr(window),
+            grace=str(self._options["grace"]),
+            clock=self._options["clock"],
             windows=type(window).__name__.lower(),
             size=_ticks(window.size) if isinstance(window, Sliding) else None,
             keys=list(names),

@@ -1,9 +1,10 @@
 """Sliding windows: `[t - size, t]` for each distinct time t.
 
 The rows of each distinct time are kept apart, as a part, until no window that holds them can come. Where windows
-show nothing before they close, a row costs its own part and nothing else; the parts of a window are
-merged when it closes, and of windows that close one after the other only what differs is merged again. Where a
-trigger may show panes, each window keeps accumulators of its own, made of the parts when its first row comes.
+show nothing before they close, a row costs its own part and nothing else; the parts of a window are merged when it
+closes, those of long stretches as blocks, and of windows that close one after the other only what differs is merged
+again. Where a trigger may show panes, each window keeps accumulators of its own, made of the parts when its first row
+comes.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from millpond.replica import Entry
 from millpond.steps.base import Step, Turn
 from millpond.steps.window import Saved, Windows
+from millpond.steps.window_blocks import WORTH, Blocks
 from millpond.steps.window_state import Accumulators, Window
 from millpond.timing import Unit, as_user
 from millpond.windows.assigning import closing_inclusive
@@ -31,6 +34,7 @@ class _Met:
     windows: dict[bytes, Window] = field(default_factory=dict)
     first: int | None = None
     last: int | None = None
+    closings: int = 0
     slide: _Slide | None = None
 
 
@@ -42,11 +46,20 @@ class Slides(Windows):
     def __init__(self, step: Step, turn: Turn) -> None:
         self._met: dict[bytes, _Met] = {}
         self._over: list[Window] = []  # parts that no window needs any more
+        self._blocks: Blocks | None = None
         super().__init__(step, turn)
         self._lazy = not self.trigger.causes
 
     def measure(self, unit: Unit) -> None:
         self.size, self.grace = self.span(self.window.size, "size"), self.span(self.grace_given, "grace")
+        blocks = Blocks(self.step.name, self.turn.view, self.accumulators, self.size, unit)
+        before, now = self.turn.previous or {}, self.step.detail
+        if any(before.get(what) != now.get(what) for what in ("window", "grace", "clock")):
+            blocks.drop_all()
+        # By the clock of a key all parts that are over are met anyway; what is collected is read part by part.
+        if blocks.width > 1 and not self.by_key and not self.accumulators.collects:
+            self._blocks = blocks
+        self._all_blocks = blocks
 
     def closes(self, w: Window) -> int:
         assert w.end is not None
@@ -67,6 +80,8 @@ class Slides(Windows):
             missed = [(t - self.size, t) for t in closed]
             if closing_inclusive(at + self.size, self.grace) <= mark:
                 return [], missed
+            if self._all_blocks.width:
+                self._all_blocks.drop(key, at, saved)
         if self._lazy:
             part = self._part(key, at, saved)
             part.closed = part.closed or is_late
@@ -196,6 +211,9 @@ class Slides(Windows):
         """All rows of a window, made of its parts."""
         assert w.end is not None
         met = self._met[w.key]
+        met.closings += 1
+        if self._blocks is not None and met.closings <= _FEW:
+            return self._of_blocks(w, met, self._blocks)
         if met.slide is None or w.end < met.slide.end:
             met.slide = _Slide(self.accumulators)
             self._reach(w.key, w.end - self.size, w.end)
@@ -211,14 +229,54 @@ class Slides(Windows):
         whole.start, whole.end, whole.key = w.start, w.end, w.key
         return whole
 
+    def _of_blocks(self, w: Window, met: _Met, blocks: Blocks) -> Window:
+        """The same, of blocks where there are some; where there could be, they are made."""
+        assert w.start is not None and w.end is not None
+        begin, after = blocks.inside(w.start, w.end)
+        whole: Window | None = None
+        at = w.start
+        for start, block in blocks.between(w.key, begin, after).items() if begin < after else ():
+            whole = self._of_parts(whole, w.key, met, at, start - 1, blocks, (begin, after))
+            whole = together(self.accumulators, whole, block)
+            at = start + blocks.width
+        whole = self._of_parts(whole, w.key, met, at, w.end, blocks, (begin, after))
+        found = together(self.accumulators, None, whole if whole is not None else w)
+        found.start, found.end, found.key = w.start, w.end, w.key
+        return found
+
+    def _of_parts(
+        self, whole: Window | None, key: bytes, met: _Met, first: int, last: int, blocks: Blocks, full: tuple[int, int]
+    ) -> Window | None:
+        """The whole so far, and the parts between two times."""
+        if first > last:
+            return whole
+        self._read(key, met, first, last)
+        times = met.times[bisect_left(met.times, first) : bisect_right(met.times, last)]
+        for number, group in groupby(times, key=lambda t: t // blocks.width):
+            inside = [met.parts[t] for t in group]
+            found: Window | None = None
+            for part in inside:
+                found = together(self.accumulators, found, part)
+            assert found is not None
+            start = number * blocks.width
+            lasts = closing_inclusive(start + blocks.width + self.size, self.grace) > self._upto(key)
+            if len(inside) >= WORTH and full[0] <= start < full[1] and lasts:
+                blocks.make(key, start, found)
+            whole = together(self.accumulators, whole, found)
+        return whole
+
     # --- what all kinds of windows are asked ---
 
     def held(self) -> Iterator[Window]:
         for met in self._met.values():
             yield from met.parts.values()
             yield from met.windows.values()
+        if self.unit is not None:
+            yield from self._all_blocks.held()
 
     def met(self, key: bytes, cell: bytes) -> Window | None:
+        if cell[:2] == b"b:":
+            return None if self.unit is None else self._all_blocks.met(key, cell)
         met = self._met.get(key)
         if met is None:
             return None
@@ -228,6 +286,9 @@ class Slides(Windows):
         met = self._met.setdefault(entry.key, _Met())
         if entry.cell[:2] == b"t:":
             return self._keep(met, entry)
+        if entry.cell[:2] == b"b:":
+            self.know(time_of(entry.cell.partition(b"/")[2])[1])
+            return self._all_blocks.take(entry)
         start, end, unit = extent_of(entry.cell)
         self.know(unit)
         w = met.windows[entry.cell] = self.accumulators.decode(entry.key, entry.cell, start, end, entry.value)
@@ -250,6 +311,7 @@ class Slides(Windows):
 
 
 _NEVER = -(1 << 63)
+_FEW = 8  # windows of a key that close in one batch: of more, all parts are read at once
 
 
 class _Slide:

@@ -137,7 +137,7 @@ class Accumulators:
         self._merging = merging  # whether windows join, and so have to know which came earlier
         self.aggregations = aggregations
         self._plan = [(name, a, a.kind, a.update) for name, a in aggregations.items()]
-        self._collects = any(a.kind in COLLECTING for a in aggregations.values())
+        self.collects = any(a.kind in COLLECTING for a in aggregations.values())
         self.needs_time = any(a.kind in ("earliest", "latest") for a in aggregations.values())
         self._heads = {name: _head(codec, name, a.kind) for name, a in aggregations.items()}
         self.heads = list(self._heads.values())
@@ -154,7 +154,7 @@ class Accumulators:
     def add(self, w: Window, row: Any, time: Any, stamp: Stamp) -> None:
         """Count a row in a window. If it raises, the window must be restored."""
         accs = dict(w.accs)
-        if self._collects and not w.ids:
+        if self.collects and not w.ids:
             self._ids += 1
             w.ids = (f"{self._batch}.{self._ids}",)
         for name, a, kind, update in self._plan:
