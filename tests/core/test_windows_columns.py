@@ -113,6 +113,12 @@ def test_parts_of_one_batch_may_go_by_columns_and_others_not(order, window):
     assert found[2]
 
 
+def test_rows_of_very_many_windows_are_taken_some_at_a_time(monkeypatch):
+    monkeypatch.setattr("millpond.steps.window_bulk.MOST_PLACES", 7)
+    batches = [rows((1, 1), (2, 3), (4, 9, "b"), (8, 2)), rows((16, 30), (32, 5))]
+    assert traces(BY_COLUMN, mp.hopping(10, 4), batches) == traces(BY_ROW, mp.hopping(10, 4), batches)
+
+
 def test_a_row_without_the_field_fails_alone():
     batch = [row(1, 1), {"k": "a", "t": 2}, row(2, 3)]
     app = windowed(mp.tumbling(10), {"sum": mp.sum("v")}, grace=0, on_error="skip")

@@ -28,6 +28,7 @@ from millpond.windows.assigning import closing
 from millpond.windows.naming import extent_of, window_cell
 
 Place = tuple[bytes, bytes]  # a key and a cell
+MOST_PLACES = 4_000_000
 _Closing = tuple[int, Place, tuple[Any, ...]]  # when, which, and what it holds
 
 
@@ -55,10 +56,14 @@ class BulkHops(Hops):
             return
         if rows.form == "json":
             rows = rows.as_objects()
-        try:
-            self._columns(rows)
-        except Refused:
-            super().work(rows)
+        # A row of hopping windows stands in many places: so many rows at a time that they have room.
+        most = len(rows) if self.unit is None else max(1, MOST_PLACES // -(-self.size // self.every))
+        for begin in range(0, len(rows), most):
+            part = rows if len(rows) <= most else rows.pick(range(begin, min(begin + most, len(rows))))
+            try:
+                self._columns(part)
+            except Refused:
+                super().work(part)
 
     def _columns(self, rows: Rows) -> None:
         if rows.times is None or self._met:
