@@ -165,6 +165,23 @@ def test_every_row_is_counted_or_late(kind, batches):
             assert not counted & late
 
 
+@pytest.mark.parametrize("kind", WINDOWS)
+@MANY
+@given(batches=histories(), grace=st.sampled_from([0, 3]))
+def test_by_the_clock_of_the_key_each_key_is_as_if_it_were_alone(kind, batches, grace):
+    found = {}
+    with run(windowed(WINDOWS[kind], AGGREGATIONS, grace=grace, clock="key"), batches) as driver:
+        driver.finish()
+        outputs, late = driver.output("out"), driver.output("late")
+    for key in "ab":
+        own = [[r for r in batch if r["k"] == key] for batch in batches]
+        with run(windowed(WINDOWS[kind], AGGREGATIONS, grace=grace), [batch for batch in own if batch]) as driver:
+            driver.finish()
+            found[key] = driver.output("out"), driver.output("late")
+        assert named([o for o in outputs if o["k"] == key]) == named(found[key][0])
+        assert [o for o in late if o["key"] == key] == found[key][1]
+
+
 TRIGGERS = {
     "on_update": mp.triggers.on_update(),
     "every_rows": mp.triggers.every_rows(3),
