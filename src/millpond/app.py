@@ -23,12 +23,13 @@ from millpond.log.ledger import Ledger
 from millpond.log.record import FORMAT, Record
 from millpond.pipeline import graph as g
 from millpond.pipeline.kept import Kept
-from millpond.pipeline.stream import KeyedStream, Stream
+from millpond.pipeline.keyed import KeyedStream
+from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, table_options
 from millpond.run.commit import Driver, Hook
 from millpond.run.heartbeat import seems_running
 from millpond.run.loop import Settings, run
-from millpond.run.retention import Keep
+from millpond.run.retention import Keep, keeping
 from millpond.steps.expiring_table import begin as begin_table
 from millpond.steps.failure import OnError, checked
 from millpond.storage import Storage, open_storage
@@ -74,11 +75,9 @@ class App(Upkeep):
             raise InvalidUse(f"App(partitions): expected a whole number from 1 to 10000, got {partitions!r}")
         if type(compact_every) is not int or compact_every < 1:
             raise InvalidUse(f"App(compact_every): expected a whole number of 1 or more, got {compact_every!r}")
-        if type(keep) is int and keep < 1:
-            raise InvalidUse(f'App(keep): expected a number of batches or a duration such as "7d", got {keep!r}')
         self.name, self.partitions, self.local_dir = name, partitions, local_dir
         self.compact_every = compact_every
-        self.keep = Keep(keep) if type(keep) is int else Keep(1, seconds(keep, "App(keep)"))
+        self.keep = keeping(keep, "App(keep)")
         self.state_dir = str(state_dir)
         self._graph = g.Graph()
         self._storage: Storage | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from millpond.clock import Clock, as_datetime
@@ -14,7 +14,7 @@ from millpond.errors import InvalidUse
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.run.maintenance import Caretaker, Progress, Verdict, verified
-from millpond.run.retention import Keep
+from millpond.run.retention import Keep, keeping
 from millpond.storage import Storage, open_storage
 
 
@@ -78,27 +78,39 @@ class Upkeep:
         return f"{text}; {self._sinks_back(batch, dry_run)}"
 
     def _sinks_back(self, batch: int, dry_run: bool) -> str:
-        return "sinks keep what they hold"
+        newest = Ledger(self._kept, self.name, self._clock).newest()
+        sinks = ", ".join(sorted(newest.deliveries)) if newest is not None else ""
+        return f"{sinks} keep what they hold: they are the program's to ask" if sinks else "there are no sinks"
 
-    def drop_step(self, step: str) -> None:
-        """Forget the state of a step that is no longer in the program.
+    def drop_step(self, step: str, *, dry_run: bool = False) -> str:
+        """Forget the state of a step that is no longer in the program, and say how much it was.
 
         >>> import millpond as mp
         >>> def tidy(): mp.open("state", "orders").drop_step("old-total")
         """
-        self._caretaker().drop(step)
+        return self._caretaker().drop(step, dry_run=dry_run)
 
-    def compact(self, *, progress: Progress | None = None) -> str:
+    def compact(
+        self,
+        keep: int | str | timedelta | None = None,
+        *,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> str:
         """Merge the whole log into runs now, and remove what nothing needs any more.
 
+        What lies before the past that is to be kept goes too: `keep` is said as for an App, and if it is not, an App
+        goes by its own, and one that is only opened leaves all that is within reach.
+
         >>> import millpond as mp
-        >>> def tidy(): print(mp.open("state", "orders").compact())
+        >>> def tidy(): print(mp.open("state", "orders").compact(keep="7d"))
         """
-        return self._caretaker(progress).compact(self._keep)
+        kept = self._keep if keep is None else keeping(keep, "compact(keep)")
+        return self._caretaker(progress).compact(kept, dry_run=dry_run)
 
     @property
-    def _keep(self) -> Keep:
-        return Keep()
+    def _keep(self) -> Keep | None:
+        return None
 
     def verify(self) -> Verdict:
         """Read every record and every file that is needed, and compare their checksums; may be called any time.
@@ -110,22 +122,28 @@ class Upkeep:
         return verified(self._kept, self.name, self._clock)
 
     def savepoint(
-        self, path: str | os.PathLike[str], batch: int | None = None, *, progress: Progress | None = None
+        self,
+        path: str | os.PathLike[str],
+        batch: int | None = None,
+        *,
+        dry_run: bool = False,
+        progress: Progress | None = None,
     ) -> str:
         """Write a copy of the state, at the newest batch or an earlier one, that needs nothing else.
 
         >>> import millpond as mp
         >>> def keep(): mp.open("state", "orders").savepoint("savepoints/friday")
         """
-        return self._caretaker(progress).savepoint(open_storage(str(path)), batch)
+        return self._caretaker(progress).savepoint(open_storage(str(path)), batch, dry_run=dry_run)
 
-    def restore(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> str:
-        """Begin with the state of a savepoint: an app that never ran, of any name and any count of partitions.
+    def restore(self, path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress | None = None) -> str:
+        """Begin with the state of a savepoint: an app that never ran or was cleared, of any name, whatever its
+        count of partitions.
 
         >>> import millpond as mp
         >>> def again(): mp.App("orders-2", partitions=8).restore("savepoints/friday")
         """
-        return self._caretaker(progress).restore(open_storage(str(path)))
+        return self._caretaker(progress).restore(open_storage(str(path)), dry_run=dry_run)
 
     def changes(self, step: str, after: int = -1) -> Iterator[StateChange]:
         """Every change of a step's state that is within reach, batch by batch, after a batch.

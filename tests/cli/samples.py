@@ -7,8 +7,8 @@ from typing import Any
 import millpond as mp
 
 
-def totals_app(name: str) -> mp.App:
-    app = mp.App(name)
+def totals_app(name: str, **how: Any) -> mp.App:
+    app = mp.App(name, **how)
 
     def add_up(key: Any, order: dict[str, Any], total: int) -> tuple[dict[str, Any], int | None]:
         total += order["amount"]

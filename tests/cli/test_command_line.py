@@ -24,7 +24,8 @@ def python_m(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_command_is_listed_and_explains_itself(millpond: Millpond) -> None:
     listed = millpond("--help").stdout
-    for command in ("run", "state", "status", "clear", "demo"):
+    upkeep = ("changes", "verify", "compact", "rescale", "rollback", "savepoint", "restore", "drop-step")
+    for command in ("run", "state", "status", "clear", "demo", *upkeep):
         assert command in listed
         assert millpond(command, "--help").exit_code == 0
     for verb in ("get", "list", "history"):

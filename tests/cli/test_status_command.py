@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import Result
 
 import millpond as mp
-from cli.samples import order
+from cli.samples import order, totals_app
 from millpond.clock import SystemClock
 from millpond.log.ledger import Ledger
 from millpond.log.record import Kind, Position, Record
@@ -61,9 +62,11 @@ def test_it_tells_of_the_newest_batch_the_streams_the_steps_and_the_sinks(millpo
         "time": "2023-11-14T22:13:20Z",
         "last_commit": last.number,
         "running": None,
-        "streams": {"orders": {"position": "0: 3", "last_rows": 1}},
+        "streams": {"orders": {"position": "0: 3", "last_rows": 1, "watermark": None}},
         "steps": {"total": {"kind": "stateful_map", "segments": len(segments), "bytes": size}},
         "sinks": {"totals": {"delivered": last.number - 1, "open": 1}},
+        "recent": {"batches": 2, "late": {}, "skipped": {}},
+        "log": {"first": 0, "compacted": None, "rewritten": None, "why": None, "trouble": None},
     }
 
 
@@ -79,6 +82,8 @@ def test_people_read_the_same_in_tables(millpond: Millpond, running: Running) ->
         "partitions 2",
         f"newest batch {last.number} (commit), 2023-11-14 22:13:20",
         "running nobody seems to",
+        "within reach from batch 0",
+        "compacted never",
         "orders 0: 2 2",
         "total stateful_map",
         f"totals batch {last.number - 1} 1",
@@ -94,7 +99,7 @@ def test_a_last_batch_of_no_rows_leaves_the_last_commit_to_be_told(millpond: Mil
     found = status(millpond)
     assert (found["kind"], found["last_commit"]) == ("claim", committed)
     assert found["batch"] > committed
-    assert found["streams"] == {"orders": {"position": "0: 2", "last_rows": 2}}
+    assert found["streams"] == {"orders": {"position": "0: 2", "last_rows": 2, "watermark": None}}
 
 
 def test_an_app_that_has_only_begun_has_nothing_to_tell(millpond: Millpond, running: Running) -> None:
@@ -138,3 +143,96 @@ def test_a_damaged_record_is_an_error(millpond: Millpond, running: Running) -> N
     assert result.stderr.startswith("error: ")
     assert "is damaged: its checksum does not fit its bytes" in result.stderr
     assert "Traceback" not in result.output
+
+
+# --- event time, and what was left out ---
+
+
+def timed() -> mp.App:
+    app = mp.App("orders")
+    rows = app.stream("orders", mp.sources.rows([]), timestamp="at", on_error="skip")
+    again = rows.with_time(lambda row: row["at"]).key_by("customer")
+    again.window("by ten", mp.tumbling(10), grace=mp.NO_GRACE).aggregate(n=mp.count())
+
+    def picky(row: dict[str, Any], state: mp.State) -> None:
+        if row["customer"] == "eve":
+            raise ValueError("not her")
+
+    rows.key_by("customer").apply("picky", picky)
+    return app
+
+
+def test_the_watermark_and_the_rows_that_were_late_or_skipped_are_told(millpond: Millpond) -> None:
+    with mp.testing.TestDriver(timed(), storage="state") as driver:
+        driver.send("orders", [{"customer": "ann", "at": 25}, {"customer": "eve", "at": 26}])
+        driver.send("orders", [{"customer": "ann", "at": 1}, {"customer": "bob", "at": 2}])
+    found = status(millpond)
+    assert found["streams"]["orders"]["watermark"] == 26
+    assert found["streams"]["orders with_time 0"] == {"position": "", "last_rows": 0, "watermark": 26}
+    assert found["recent"] == {"batches": 2, "late": {"by ten": 2}, "skipped": {"picky": 1}}
+    shown = " ".join(millpond("status").stdout.replace("│", " ").split())
+    assert "rows left out in the last 2 batches" in shown
+    assert "by ten 2 0 picky 0 1" in shown
+
+
+def test_a_watermark_of_datetimes_is_one(millpond: Millpond) -> None:
+    app = mp.App("orders")
+    app.stream("orders", mp.sources.rows([]), timestamp="at").key_by("customer").aggregate("n", n=mp.count())
+    with mp.testing.TestDriver(app, storage="state") as driver:
+        driver.send("orders", [{"customer": "ann", "at": "2023-05-01T12:00:00Z"}])
+    assert status(millpond)["streams"]["orders"]["watermark"] == "2023-05-01T12:00:00Z"
+    assert "2023-05-01 12:00:00+00:00" in millpond("status").stdout
+
+
+# --- a log that was compacted, pruned and rewritten ---
+
+
+def pruned() -> None:
+    app = totals_app("orders", keep=2, compact_every=2)
+    with mp.testing.TestDriver(app, storage="state", partitions=2) as driver:
+        for number in range(12):
+            driver.send("orders", [order("ann", number)])
+
+
+def test_a_pruned_ledger_is_read_from_its_floor_on(millpond: Millpond) -> None:
+    pruned()
+    floor = Ledger(open_storage("state"), "orders", SystemClock()).floor()
+    assert floor > 3 and not Path("state/orders/ledger/00000000000000000001.json").exists()
+    follow("commit", deliveries={"totals": 0})  # a sink to which nothing has come for long
+    found = status(millpond)
+    assert found["log"]["first"] == floor
+    assert floor <= found["log"]["compacted"] < found["batch"]
+    assert found["recent"]["batches"] <= found["batch"] - floor + 1
+    assert f"within reach  from batch {floor}" in millpond("status").stdout
+    assert f"compacted     up to batch {found['log']['compacted']}" in millpond("status").stdout
+
+
+def test_the_last_rewrite_is_told_with_its_reason(millpond: Millpond, running: Running) -> None:
+    running().send("orders", [order("ann", 3)])
+    mp.open("state", "orders").rescale(5)
+    found = status(millpond)
+    assert found["partitions"] == 5
+    assert found["log"]["rewritten"] == found["batch"] - 1
+    assert found["log"]["why"] == "rescale to 5 partitions"
+    assert f"rewritten     in batch {found['batch'] - 1}: rescale to 5 partitions" in millpond("status").stdout
+
+
+def test_a_damaged_manifest_is_told_and_so_is_the_rest(millpond: Millpond, running: Running) -> None:
+    running().send("orders", [order("ann", 3)])
+    mp.open("state", "orders").compact()
+    [manifest] = Path("state/orders/manifests").iterdir()
+    manifest.write_bytes(manifest.read_bytes() + b" ")
+    found = status(millpond)
+    assert found["log"]["compacted"] is None
+    assert "is damaged" in found["log"]["trouble"]
+    assert found["steps"]["total"]["kind"] == "stateful_map"
+
+
+def test_the_demos_watch_reads_a_pruned_ledger_from_its_floor_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from millpond.demo import progress
+
+    pruned()
+    monkeypatch.setattr(progress, "NAME", "orders")
+    watch = progress.Watch(Path("."))
+    assert watch.look(0.0).commits > 0
+    assert watch.state.get("ann") == sum(range(12))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
-from millpond.clock import SystemClock
+from millpond.clock import ManualClock, SystemClock
 from millpond.flow import Limit
 from millpond.log.ledger import Ledger
 from millpond.run.commit import Driver
@@ -184,6 +184,40 @@ def test_compact_makes_the_log_small_and_leaves_the_state(place: Path) -> None:
     feed(place, 30)
     run(app)
     assert sum(totals(app).values()) == 31 * 45
+
+
+def test_a_sink_that_nothing_came_to_for_long_hinders_no_compaction(place: Path) -> None:
+    app = shop(place, keep=1)
+    app.stream("never", mp.sources.rows([])).to("idle", mp.sinks.memory())
+    run(app)
+    then = totals(app)
+    for _ in range(3):
+        app.compact()
+        ledger = kept(app)
+        newest = ledger.newest()
+        assert newest is not None and ledger.floor() > newest.number - 3
+    assert totals(app) == then and app.verify().ok
+
+
+def test_what_is_older_than_a_duration_goes_and_the_rest_stays(place: Path) -> None:
+    app = shop(place)
+    clock = ManualClock()
+    storage = open_storage(app.state_dir)
+    how: dict[str, Any] = {"partitions": 2, "home": app.local_dir, "threaded": False}
+    driver = Driver(app.program(), LocalRuntime(storage, clock), storage, clock, **how)
+    while driver.batch(Limit(10, 1 << 20)):
+        clock.advance(3600)
+    driver.release()
+    then = totals(app)
+    caretaker = Caretaker(storage, "shop", clock)
+    caretaker.compact(mp.App("x", keep="1d").keep)
+    assert kept(app).floor() == 0
+    clock.advance(3600)
+    caretaker.compact(mp.App("x", keep="30m").keep)
+    clock.advance(3600)
+    caretaker.compact(mp.App("x", keep="30m").keep)
+    assert kept(app).floor() > 6
+    assert totals(app) == then and app.verify().ok
 
 
 def test_verify_finds_every_flipped_byte_and_every_missing_file(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `millpond run`, `state`, `status`, `clear` and `demo`.
+"""The command line: `millpond run`, `state`, `status`, `rescale`, `rollback` and so on.
 
 What goes wrong on purpose is printed as one block, `error: …`, on standard error, and ends with code 1; wrong
 usage ends with code 2. `MILLPOND_TRACE=1` shows where an error came from.
@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from millpond.cli import clear, demo, run, state, status
+from millpond.cli import changes, clear, demo, run, state, status, upkeep, verify
 from millpond.errors import MillpondError
 
 
@@ -40,6 +40,14 @@ commands = typer.Typer(
 commands.command()(run.run)
 commands.add_typer(state.commands, name="state")
 commands.command()(status.status)
+commands.command()(changes.changes)
+commands.command()(verify.verify)
+commands.command()(upkeep.compact)
+commands.command()(upkeep.rescale)
+commands.command()(upkeep.rollback)
+commands.command()(upkeep.savepoint)
+commands.command()(upkeep.restore)
+commands.command("drop-step")(upkeep.drop_step)
 commands.command()(clear.clear)
 commands.command()(demo.demo)
 

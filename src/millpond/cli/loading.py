@@ -15,7 +15,7 @@ from millpond.errors import InvalidUse, MillpondError
 
 
 @contextlib.contextmanager
-def loaded(target: str) -> Iterator[App]:
+def loaded(target: str, what: str = "run") -> Iterator[App]:
     """The app in `file.py` or `file.py:name`, for as long as it runs.
 
     The file becomes the module `__main__`, as under `python file.py`: its functions and classes travel to the
@@ -23,7 +23,7 @@ def loaded(target: str) -> Iterator[App]:
     ways by turns. Its folder is the first that modules are looked for in. `__name__ == "__main__"` is false in
     it, so that it does not run the app itself.
     """
-    path, name = _parsed(target)
+    path, name = _parsed(target, what)
     code = _code(path)
     module = ModuleType("__main__")
     module.__file__ = path
@@ -44,16 +44,16 @@ def loaded(target: str) -> Iterator[App]:
             sys.modules["__main__"] = main
 
 
-def _parsed(target: str) -> tuple[str, str | None]:
+def _parsed(target: str, what: str) -> tuple[str, str | None]:
     path, colon, name = target.rpartition(":")
     if not colon or os.path.exists(target):
         path, name = target, ""
     if not os.path.isfile(path):
         raise InvalidUse(
-            f"run {target}: expected a Python file, as in app.py or app.py:name, and there is no file {path!r}"
+            f"{what} {target}: expected a Python file, as in app.py or app.py:name, and there is no file {path!r}"
         )
     if colon and path != target and not name.isidentifier():
-        raise InvalidUse(f"run {target}: expected a name behind the colon, as in app.py:name, got {name!r}")
+        raise InvalidUse(f"{what} {target}: expected a name behind the colon, as in app.py:name, got {name!r}")
     return path, name or None
 
 

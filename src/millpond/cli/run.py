@@ -26,9 +26,23 @@ def run(
     ] = None,
     every: Annotated[str, typer.Option(help="How often a batch begins where there is little to do.")] = "1s",
     max_rows: Annotated[int, typer.Option(min=1, help="About how many rows a batch reads.")] = 100_000,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=1, help="About how many bytes a batch reads; if not given, 256 MiB.")
+    ] = None,
     restarts: Annotated[int, typer.Option(min=0, help="How often a run that failed is begun anew.")] = 0,
+    close_at_end: Annotated[
+        bool,
+        typer.Option("--close-at-end", help="With --until caught-up: the input has ended, so all that is open closes."),
+    ] = False,
 ) -> None:
     """Run the app in a Python file on Spark. Ctrl-C ends it after the batch in hand."""
     with loaded(target) as app:
         note(f"running app {app.name!r}; its state is in {app.storage.url}")
-        app.run(until="caught-up" if until else None, every=every, max_rows=max_rows, restarts=restarts)
+        app.run(
+            until="caught-up" if until else None,
+            every=every,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+            restarts=restarts,
+            close_at_end=close_at_end,
+        )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -15,20 +17,26 @@ from millpond.app import ReadOnlyApp
 from millpond.cli.output import Format, Printed, line, size, table
 from millpond.cli.place import AppName, StateDir, chosen
 from millpond.clock import SystemClock, as_datetime
+from millpond.errors import MillpondError
+from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
 from millpond.log.paths import Paths, unsafe
-from millpond.log.record import Record
+from millpond.log.record import Record, StreamTime
 from millpond.run.batch import positions_of
 from millpond.run.heartbeat import seems_running
 from millpond.storage import Storage
+from millpond.timing import as_user
+
+RECENT = 50  # records over which late and skipped rows are added up
 
 
 @dataclass(frozen=True)
 class StreamStatus:
-    """How far a stream has been read, and how many of its rows the last batch took."""
+    """How far a stream has been read, how many of its rows the last batch took, and how far its event time is."""
 
     position: str
     last_rows: int
+    watermark: datetime | int | None
 
 
 @dataclass
@@ -49,6 +57,29 @@ class SinkStatus:
 
 
 @dataclass(frozen=True)
+class LogStatus:
+    """What is left of the log: from which batch on all is within reach, and up to which it is compacted.
+
+    `rewritten` is the batch with which the state was last put into another shape, and `why`, in words.
+    """
+
+    first: int
+    compacted: int | None
+    rewritten: int | None
+    why: str | None
+    trouble: str | None  # why the manifest cannot be read, if it cannot
+
+
+@dataclass(frozen=True)
+class RecentStatus:
+    """Rows that came too late, by step or stream, and that `on_error` let go, by step, in the last batches."""
+
+    batches: int
+    late: dict[str, int]
+    skipped: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Status:
     """Where an app stands."""
 
@@ -64,6 +95,8 @@ class Status:
     streams: dict[str, StreamStatus]
     steps: dict[str, StepStatus]
     sinks: dict[str, SinkStatus]
+    recent: RecentStatus
+    log: LogStatus
     segment_bytes: int
 
 
@@ -98,6 +131,8 @@ def status_of(app: ReadOnlyApp) -> Status:
         streams=_streams(storage, newest, commit),
         steps=steps,
         sinks=_sinks(ledger, newest),
+        recent=_recent(ledger, newest),
+        log=_log(ledger, newest),
         segment_bytes=sum(step.bytes for step in steps.values()),
     )
 
@@ -114,9 +149,18 @@ def _streams(storage: Storage, newest: Record, commit: Record | None) -> dict[st
     rows = {} if commit is None else commit.rows
     told = {name: _position(at) for name, at in positions_of(storage, newest).items()}
     told |= {name: f"Spark's batch {at.batch}" for name, at in newest.spark.items()}
+    # Times that were set below a stream have clocks of their own, which are read nowhere.
+    times = {name: _time(time) for name, time in newest.watermarks.items()}
     return {
-        name: StreamStatus(told.get(name, "at its beginning"), rows.get(name, 0)) for name in sorted({*told, *rows})
+        name: StreamStatus(
+            told.get(name, "at its beginning" if name in rows else ""), rows.get(name, 0), times.get(name)
+        )
+        for name in sorted({*told, *rows, *times})
     }
+
+
+def _time(time: StreamTime) -> datetime | int | None:
+    return None if time.watermark is None or time.unit is None else as_user(time.watermark, time.unit)
 
 
 def _position(entries: dict[str, Any]) -> str:
@@ -141,11 +185,37 @@ def _steps(storage: Storage, newest: Record) -> dict[str, StepStatus]:
 
 def _sinks(ledger: Ledger, newest: Record) -> dict[str, SinkStatus]:
     oldest = max(min(newest.deliveries.values(), default=newest.number), newest.born)
-    later = list(ledger.between(oldest, newest.number))
+    later = list(ledger.between(max(oldest, ledger.floor() - 1), newest.number))  # what was delivered may be gone
     return {
         sink: SinkStatus(upto, sum(record.number > upto and sink in record.outputs for record in later))
         for sink, upto in sorted(newest.deliveries.items())
     }
+
+
+def _recent(ledger: Ledger, newest: Record) -> RecentStatus:
+    late: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    batches = 0
+    for record in islice(_backwards(ledger, newest), RECENT):
+        if record.kind == "commit":
+            batches += 1
+            late.update(record.late)
+            skipped.update(record.skipped)
+    return RecentStatus(batches, dict(sorted(late.items())), dict(sorted(skipped.items())))
+
+
+def _log(ledger: Ledger, newest: Record) -> LogStatus:
+    compacted = trouble = why = None
+    if newest.manifest is not None:
+        try:
+            compacted = manifests.read(ledger.storage, newest.manifest).upto
+        except MillpondError as error:  # whoever asks how things stand is told, and told the rest as well
+            trouble = str(error)
+    if newest.epoch:
+        rewrite = ledger.read(newest.epoch)  # it may be pruned by now
+        why = None if rewrite is None else rewrite.why
+    first = max(ledger.floor(), newest.born)
+    return LogStatus(first, compacted, newest.epoch or None, why, trouble)
 
 
 def _print(found: Status) -> None:
@@ -158,15 +228,34 @@ def _print(found: Status) -> None:
         "newest batch": f"{found.batch} ({found.kind}), {found.time.isoformat(' ', 'seconds')}",
         "running": "nobody seems to" if who is None else f"process {who['pid']} on {who['host']}, batch {who['batch']}",
     }
+    told |= _told(found.log)
     console = Console()
     for name, value in told.items():
         console.print(Text.assemble((f"{name:<14}", "bold"), value), soft_wrap=True)
     if found.streams:
-        rows = ((name, s.position, f"{s.last_rows:,}") for name, s in found.streams.items())
-        table("streams", ["stream", "position", "rows in last commit"], rows, numbers=["rows in last commit"])
+        rows = (
+            (name, s.position, "" if s.watermark is None else str(s.watermark), f"{s.last_rows:,}")
+            for name, s in found.streams.items()
+        )
+        head = ["stream", "position", "watermark", "rows in last commit"]
+        table("streams", head, rows, numbers=["rows in last commit"])
     if found.steps:
         parts = ((name, s.kind or "?", f"{s.segments:,}", size(s.bytes)) for name, s in found.steps.items())
         table("steps", ["step", "kind", "segments", "size"], parts, numbers=["segments", "size"])
     if found.sinks:
         sinks = ((name, f"batch {s.delivered}", str(s.open)) for name, s in found.sinks.items())
         table("sinks", ["sink", "delivered up to", "open batches"], sinks, numbers=["open batches"])
+    recent = found.recent
+    if recent.late or recent.skipped:
+        names = sorted({*recent.late, *recent.skipped})
+        counts = ((name, f"{recent.late.get(name, 0):,}", f"{recent.skipped.get(name, 0):,}") for name in names)
+        title = f"rows left out in the last {recent.batches} batches"
+        table(title, ["step or stream", "late", "skipped"], counts, numbers=["late", "skipped"])
+
+
+def _told(log: LogStatus) -> dict[str, str]:
+    compacted = "never" if log.compacted is None else f"up to batch {log.compacted}"
+    found = {"within reach": f"from batch {log.first}", "compacted": log.trouble or compacted}
+    if log.rewritten is not None:
+        found["rewritten"] = f"in batch {log.rewritten}" + (f": {log.why}" if log.why else "")
+    return found

@@ -43,7 +43,8 @@ class Watch:
     def look(self, now: float) -> Progress:
         """What is committed by now."""
         newest = self._ledger.newest(near=max(self._last, 0))
-        for record in self._ledger.between(self._last, -1 if newest is None else newest.number):
+        last = max(self._last, self._ledger.floor() - 1)  # records that nobody looked at in time may be gone
+        for record in self._ledger.between(last, -1 if newest is None else newest.number):
             if record.kind == "commit":
                 self._commits += 1
                 self._rows += sum(record.rows.values())

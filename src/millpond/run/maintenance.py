@@ -95,11 +95,15 @@ class Caretaker:
         self.write("release", self.write("rewrite", last, **own))
         return text
 
-    def drop(self, step: str) -> None:
+    def drop(self, step: str, *, dry_run: bool = False) -> str:
         """Forget the state of a step that is no longer in the program."""
         last = self.newest("drop_step")
         if step not in last.steps:
             raise InvalidUse(f"drop_step: app {self.app!r} has no state of {step!r}; it has: {', '.join(last.steps)}")
+        works = self.rewriter.works(last, last)
+        text = f"step {step}: {_amount(works, step)}"
+        if dry_run:
+            return text
         last = self.claim("drop_step")
         works = self.rewriter.works(last, last)
         for work in works:
@@ -109,6 +113,7 @@ class Caretaker:
             name: {s: v for s, v in getattr(last, name).items() if s != step} for name in ("steps", "reached", "due")
         }
         self.write("release", self.write("rewrite", last, **fields(manifest, last, f"drop {step}", **kept)))
+        return text
 
     def rollback(self, batch: int, *, dry_run: bool = False) -> str:
         """Go back to an earlier batch: state, positions and event time as they were when it had been committed."""
@@ -158,18 +163,29 @@ class Caretaker:
     def _open(self, sink: str, upto: int, of: Record) -> bool:
         return any(sink in record.outputs for record in self.ledger.between(max(upto, of.born - 1), of.number))
 
-    def compact(self, keep: Keep) -> str:
-        """Merge all of the log into runs, and remove what nothing needs any more."""
+    def compact(self, keep: Keep | None, *, dry_run: bool = False) -> str:
+        """Merge all of the log into runs, and remove what nothing needs any more: of attempts that failed, and, if
+        it is said how much of the past to keep, of what lies before.
+        """
+        if dry_run:
+            last = self.newest("compact")
+            fresh = [
+                f for work in self.rewriter.works(last, last) for _, _, files in work.steps.values() for f in files
+            ]
+            left = len(orphans(self.storage, self.ledger, last.number + 1))
+            amount = f"{len(fresh)} segments of {sum(file.bytes for file in fresh)} bytes to merge"
+            return f"{amount}, {left} files of failed attempts to remove"
         last = self.claim("compact")
         before = _size(self.storage, self.app)
         compactor = Compactor(
-            self.app, self.id, self.storage, self.ledger, self._merged, keep, threaded=False, at=self.at
+            self.app, self.id, self.storage, self.ledger, self._merged, keep or Keep(), threaded=False, at=self.at
         )
         compactor.begin(last)
         compactor.compact(last)
         assert compactor.ready is not None
         last = self.write("release", last, manifest=compactor.ready)
-        pruned(self.storage, self.ledger, last, keep)
+        if keep is not None:
+            pruned(self.storage, self.ledger, last, keep)
         self.storage.delete(orphans(self.storage, self.ledger, last.number))
         return f"{before} bytes before, {_size(self.storage, self.app)} after"
 
@@ -178,7 +194,7 @@ class Caretaker:
 
     # --- savepoints ---
 
-    def savepoint(self, target: Storage, batch: int | None = None) -> str:
+    def savepoint(self, target: Storage, batch: int | None = None, *, dry_run: bool = False) -> str:
         """Write a copy of the state at a batch that needs nothing else; the app may run on meanwhile."""
         last = self.ledger.newest()
         if last is None:
@@ -195,6 +211,9 @@ class Caretaker:
                 mine += [[manifests.Part(file, "")] for file in fresh]
         manifest = Manifest(manifests.FORMAT, self.app, of.number, of.checksum, runs)
         others = others_of(of)
+        text = f"batch {of.number}: {len(manifest.files())} files, {sum(f.bytes for f in manifest.files())} bytes"
+        if dry_run:
+            return text
         self.at("before")
         for file in self._told([*manifest.files(), *others]):
             target.put(file.path, pointer.read(self.storage, file))
@@ -202,9 +221,9 @@ class Caretaker:
         saved = Saved(1, msgspec.structs.replace(of, segments={}, outputs={}, manifest=None), manifest)
         target.put(SAVEPOINT, msgspec.json.encode(saved))
         self.at("after")
-        return f"batch {of.number}: {len(manifest.files())} files, {sum(f.bytes for f in manifest.files())} bytes"
+        return text
 
-    def restore(self, source: Storage) -> str:
+    def restore(self, source: Storage, *, dry_run: bool = False) -> str:
         """Begin an app that never ran, or was cleared, with the state of a savepoint."""
         last = self.ledger.newest()
         if last is not None:  # a claim alone is no state: it is what a restore that died leaves
@@ -214,16 +233,11 @@ class Caretaker:
                     "or state_dir, or clear it first; nothing was changed."
                 )
             last = self.newest("restore")
-        data = source.get(SAVEPOINT)
-        if data is None:
-            raise InvalidUse(f"restore: {source.url} holds no savepoint")
-        try:
-            saved = msgspec.json.decode(data, type=Saved)
-        except msgspec.MsgspecError as error:
-            raise Corrupt(f"{source.url}: {SAVEPOINT} is damaged: {error}") from error
-        if saved.format != 1:
-            raise Incompatible(f"{source.url}: a savepoint of format {saved.format}: upgrade Millpond")
+        saved = saved_in(source)
         was = saved.record
+        text = f"batch {was.number} of {was.app}: {len(saved.manifest.files())} files"
+        if dry_run:
+            return text
         attempt = Attempt(1 if last is None else last.number + 2, self.id, "")
         self.at("before")
         copying = self._told([*saved.manifest.files(), *others_of(was)])
@@ -270,7 +284,7 @@ class Caretaker:
         )
         self.write("release", self.write("rewrite", last, **own))
         self.at("after")
-        return f"batch {was.number} of {was.app}: {len(made.files())} files"
+        return text
 
     def _begun(self, partitions: int) -> Record:
         """The first record of an app that has none."""
@@ -307,11 +321,26 @@ class Saved(msgspec.Struct):
     manifest: Manifest
 
 
-def _amount(works: list[Any]) -> str:
+def saved_in(source: Storage) -> Saved:
+    """The savepoint in a place."""
+    data = source.get(SAVEPOINT)
+    if data is None:
+        raise InvalidUse(f"restore: {source.url} holds no savepoint")
+    try:
+        found = msgspec.json.decode(data).get("format")
+        if found == 1:
+            return msgspec.json.decode(data, type=Saved)
+    except (msgspec.MsgspecError, AttributeError) as error:
+        raise Corrupt(f"{source.url}: {SAVEPOINT} is damaged: {error}. Take another savepoint.") from error
+    raise Incompatible(f"{source.url}: a savepoint of format {found}, and this Millpond reads format 1: upgrade it")
+
+
+def _amount(works: list[Any], step: str | None = None) -> str:
     files = [
         f
         for work in works
-        for _, runs, fresh in work.steps.values()
+        for name, (_, runs, fresh) in work.steps.items()
+        if step in (None, name)
         for f in [*fresh, *(p.file for r in runs for p in r)]
     ]
     return f"{sum(file.rows for file in files)} rows of state in {sum(file.bytes for file in files)} bytes"

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 
-from millpond.errors import Corrupt, MillpondError
+from millpond.errors import Corrupt, InvalidUse, MillpondError
 from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record
 from millpond.storage import Storage
+from millpond.timing import seconds
 
 KINDS = ("steps", "outputs", "positions", "spark", "manifests")
 
@@ -25,6 +27,15 @@ class Keep:
 
     batches: int = 1000
     seconds: float = 0.0
+
+
+def keeping(keep: int | str | timedelta, where: str) -> Keep:
+    """What a user says of it: so many batches, or a duration."""
+    if type(keep) is not int:
+        return Keep(1, seconds(keep, where))
+    if keep < 1:
+        raise InvalidUse(f'{where}: expected a number of batches or a duration such as "7d", got {keep!r}')
+    return Keep(keep)
 
 
 def files_of(record: Record) -> Iterator[Pointer]:
@@ -67,16 +78,18 @@ def pruned(storage: Storage, ledger: Ledger, newest: Record, keep: Keep) -> None
 
 def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
     """The oldest record that is to stay within reach; what is not delivered stays, however old."""
-    number = max(newest.born, newest.number - keep.batches + 1)
-    for record in ledger.between(max(newest.born - 1, min(newest.deliveries.values(), default=number)), number - 1):
+    first = max(newest.born, ledger.floor())
+    number = max(first, newest.number - keep.batches + 1)
+    for record in ledger.between(max(first - 1, min(newest.deliveries.values(), default=number)), number - 1):
         if any(newest.deliveries.get(sink, record.number) < record.number for sink in record.outputs):
             number = record.number
             break
     wanted = ledger.read(number)
-    while keep.seconds and wanted is not None and wanted.number > newest.born:
+    step = 1  # a few records more than asked for may stay, but not all need be read
+    while keep.seconds and wanted is not None and wanted.number > first:
         if wanted.time < newest.time - keep.seconds:
             break
-        wanted = ledger.read(max(newest.born, wanted.number - 50))
+        wanted, step = ledger.read(max(first, wanted.number - step)), min(2 * step, 50)
     return wanted
 
 

@@ -1,0 +1,37 @@
+"""`millpond verify`: whether all that an app needs is there and whole."""
+
+from __future__ import annotations
+
+import typer
+
+from millpond.cli.output import Format, Printed, line, note, size
+from millpond.cli.place import AppName, StateDir, chosen
+
+
+def verify(state_dir: StateDir = "state", app: AppName = None, format: Printed = Format.table) -> None:
+    """Read every record and every file that an app needs, and compare their checksums. The app may run meanwhile.
+
+    What is damaged or missing is listed, and the command ends with code 1. Orphans are files of attempts that
+    failed: they do no harm, and go with the next compaction.
+    """
+    found = chosen(state_dir, app)
+    verdict = found.verify()
+    if format is Format.json:
+        line(
+            ok=verdict.ok,
+            records=verdict.records,
+            files=verdict.files,
+            bytes=verdict.bytes,
+            damaged=verdict.damaged,
+            orphans=verdict.orphans,
+        )
+    else:
+        for text in verdict.damaged:
+            typer.echo(f"damaged: {text}")
+        for path in verdict.orphans:
+            typer.echo(f"orphan: {path}")
+        read = f"{verdict.records:,} records, {verdict.files:,} files, {size(verdict.bytes)}"
+        came = "all is whole" if verdict.ok else f"{len(verdict.damaged)} damaged or missing"
+        note(f"app {found.name!r} in {found.storage.url}: {read}: {came}, {len(verdict.orphans)} orphans")
+    if not verdict.ok:
+        raise typer.Exit(1)
