@@ -26,7 +26,7 @@ FLOORS = [
     ("pipeline",),
     ("run",),
     ("runtimes",),
-    ("sources", "sinks", "view"),
+    ("sources", "sinks", "view", "upkeep"),
     ("app",),
     ("testing",),
     ("millpond",),

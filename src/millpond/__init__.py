@@ -25,7 +25,8 @@ from millpond.aggregations import (
 from millpond.app import App, open
 from millpond.flow import BadRow, Chunk, Delivery, JsonLines, Limit, Sink, Source, Split
 from millpond.pipeline.fields import epoch_ms, epoch_s
-from millpond.pipeline.stream import JoinedStream, KeyedStream, Stream
+from millpond.pipeline.keyed import JoinedStream, KeyedStream
+from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
 from millpond.run.maintenance import Verdict

@@ -108,8 +108,8 @@ class App(Upkeep):
         time so far less `disorder`. A source that was read to its end and has been quiet for `idle_after`
         of the clock holds the watermark back no longer; when all of it is quiet the watermark goes on at the
         pace of the clock (where times are whole numbers, by one a second). A row whose time lies more than
-        `ahead` in the future, of the clock and of all rows so far, is not believed: it goes to the stream's
-        `late` rows if somebody reads them, and else fails. `type` is the dataclass or Struct that rows
+        `ahead` in the future, of the clock and of all rows so far, is not believed: it meets `on_error`, or goes to
+        the stream's `late` rows where that is "stop" and somebody reads them. `type` is the dataclass or Struct that rows
         become. `on_error` says what happens to rows that fail, here and in the steps below.
 
         >>> import millpond as mp

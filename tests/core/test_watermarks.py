@@ -262,3 +262,19 @@ def test_typed_columns_text_and_objects_have_the_same_times(tmp_path: Any, parti
         seen[form] = sorted(app.program().sinks["out"].rows)
         assert driver.last.watermarks["rows"].watermark == int((NOON + timedelta(seconds=9)).timestamp()) * 1_000_000
     assert seen["parquet"] == seen["jsonl"] == sorted(zip("aba", stamps, strict=True))
+
+
+def test_times_of_another_kind_in_a_later_batch_are_refused_row_by_row() -> None:
+    for first, second in ((NOON, 5), (5, NOON)):
+        with mp.testing.TestDriver(judged(on_error="dead-letter")) as driver:
+            driver.send("rows", at(first))
+            driver.send("rows", at(second))
+            assert shown(driver, "on time") == [first]
+            assert "as in the rows before" in driver.output("dead")[0]["error"]
+
+
+def test_a_window_of_which_nothing_is_said_is_refused() -> None:
+    app = mp.App("half")
+    app.stream("rows", mp.sources.rows([]), timestamp="at").key_by("k").window("w", mp.tumbling(10), grace=mp.NO_GRACE)
+    with pytest.raises(mp.errors.InvalidUse, match="'w' does nothing yet"):
+        app.program()

@@ -24,7 +24,7 @@ def aggregation(
 
     `initial` is a value, copied each time, or a function that makes one. `update(acc, row)` returns the
     accumulator with the row in it, a new one or the same one changed. `result(acc)` is what goes out; without
-    it, the accumulator. `merge(acc, acc)` is needed for sessions only.
+    it, the accumulator. `merge(acc, acc)` is needed for session and sliding windows.
 
     >>> import millpond as mp
     >>> product = mp.aggregation(initial=1, update=lambda acc, row: acc * row["factor"])

@@ -182,6 +182,7 @@ class Graph:
 
     nodes: list[Node] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # name → what it names
+    unfinished: dict[str, str] = field(default_factory=dict)  # name → what is still to be said of it
 
     def add(
         self,
@@ -312,6 +313,8 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
                     if isinstance(graph.nodes[i].op, Side):  # where one side comes later, the other waits for it
                         stage_of[i] = before
     stages = [stage_of[node.id] for node in graph.nodes]
+    for name, left in graph.unfinished.items():
+        raise InvalidUse(f"app {app!r}: {name!r} does nothing yet: {left}")
     if not any(isinstance(node.op, Read) for node in graph.nodes):
         raise InvalidUse(f"app {app!r} has no stream: add one with app.stream(name, source)")
     return Program(app, tuple(graph.nodes), tuple(tuple(c) for c in consumers), tuple(stages), tuple(found_types))

@@ -20,7 +20,8 @@ from millpond.windows.kinds import TIMED, Counting, Global, Hopping, Session, Sl
 from millpond.windows.triggers import Trigger
 
 if TYPE_CHECKING:
-    from millpond.pipeline.stream import KeyedStream, Stream
+    from millpond.pipeline.keyed import KeyedStream
+    from millpond.pipeline.stream import Stream
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -67,6 +68,7 @@ class WindowedStream(Generic[K, R]):
     ) -> None:
         self._stream, self._name, self._options, self._on_error = stream, name, options, on_error
         self._renamed_from = renamed_from
+        stream._graph.unfinished[name] = "say what its windows are to hold with .aggregate(name=aggregation, …)"
         self._made: KeyedStream[K, dict[str, Any]] | None = None
 
     def aggregate(self, **aggregations: Aggregation) -> KeyedStream[K, dict[str, Any]]:
@@ -92,6 +94,7 @@ class WindowedStream(Generic[K, R]):
                 f"{where}: windows of {window!r} are put together from parts, which needs merge=, and {cannot} has "
                 "none; give mp.aggregation a merge=, a function of two accumulators that returns one"
             )
+        self._stream._graph.unfinished.pop(self._name, None)
         self._made = self._stream._step(
             _RUNS[type(window)],
             self._name,

@@ -307,13 +307,14 @@ class Work:
         """The rows with their times; those without one, or with one that nobody can believe, are left out."""
         reader = TimeReader(op.timestamp)
         times = reader.all(rows)
-        if times is None:
+        known = self.units.get(op.stream) or self.context.moment.times.get(op.stream, _NO_TIME).unit
+        if times is None or (known is not None and times.unit != known):
             if rows.form == "json":
                 rows = self._decoded(node, op, chunk, rows)
             rows = rows.as_objects()
             good, found = [], []
             failed = self._failed(node, op.stream, rows)
-            unit = self.units.get(op.stream) or self.context.moment.times.get(op.stream, _NO_TIME).unit
+            unit = known
             for i, row in enumerate(rows.data):
                 try:
                     time = reader.one(row, unit)
