@@ -30,6 +30,7 @@ from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
 from millpond.run.maintenance import Verdict
+from millpond.run.rebuild import Difference
 from millpond.steps.external import external
 from millpond.steps.failure import retry
 from millpond.steps.state import State, StateList, StateMap
@@ -59,6 +60,7 @@ __all__ = [
     "BadRow",
     "Chunk",
     "Delivery",
+    "Difference",
     "JoinedStream",
     "JsonLines",
     "KeyedStream",

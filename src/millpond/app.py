@@ -10,13 +10,14 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, Unpack
 
 import msgspec
 
 from millpond.clock import Clock, SystemClock, new_id
+from millpond.codec import encode_key
 from millpond.errors import InvalidUse
 from millpond.flow import Delivery, Source
 from millpond.log.ledger import Ledger
@@ -29,7 +30,9 @@ from millpond.pipeline.table import Table, table_options
 from millpond.run.commit import Driver, Hook
 from millpond.run.heartbeat import seems_running
 from millpond.run.loop import Settings, run
+from millpond.run.rebuild import Difference, differences, reach, shadow_name, switched
 from millpond.run.retention import Keep, keeping
+from millpond.sinks.discard import DiscardSink
 from millpond.steps.expiring_table import begin as begin_table
 from millpond.steps.failure import OnError, checked
 from millpond.storage import Storage, open_storage
@@ -109,8 +112,8 @@ class App(Upkeep):
         of the clock holds the watermark back no longer; when all of it is quiet the watermark goes on at the
         pace of the clock (where times are whole numbers, by one a second). A row whose time lies more than
         `ahead` in the future, of the clock and of all rows so far, is not believed: it meets `on_error`, or goes to
-        the stream's `late` rows where that is "stop" and somebody reads them. `type` is the dataclass or Struct that rows
-        become. `on_error` says what happens to rows that fail, here and in the steps below.
+        the stream's `late` rows where that is "stop" and somebody reads them. `type` is the dataclass or Struct
+        that rows become. `on_error` says what happens to rows that fail, here and in the steps below.
 
         >>> import millpond as mp
         >>> app = mp.App("orders")
@@ -376,6 +379,55 @@ class App(Upkeep):
             types=() if program is None else program.types,
             home=self.local_dir,
         )
+
+    def shadow(self, step: str) -> App:
+        """An app that makes the state of a step anew from the input: the same program, without its sinks.
+
+        `rebuild` runs it. It keeps its state beside this app's, under a name of its own, and goes on from where it
+        was when it is run again.
+
+        >>> import millpond as mp
+        >>> app = mp.App("orders", state_dir="memory://")
+        >>> app.shadow("total").name
+        'orders~total'
+        """
+        newest = Ledger(self.storage, self.name, self._clock).newest()
+        partitions = self.partitions if newest is None else newest.partitions
+        made = App(shadow_name(self.name, step), self.state_dir, partitions, local_dir=self.local_dir)
+        made._storage, made._clock = self._storage, self._clock
+        for node in self._graph.nodes:
+            op = replace(node.op, sink=DiscardSink()) if isinstance(node.op, g.Deliver) else node.op
+            made._graph.nodes.append(replace(node, op=op))
+        return made
+
+    def rebuild(self, step: str, spark: Any = None, *, switch: bool = False) -> list[Difference]:
+        """Make a step's state anew from the input alone, and compare it with the live one.
+
+        Nothing is sent to a sink again, and the app may run meanwhile. With `switch` the rebuilt state takes the
+        place of the live one, in one commit; the app must have stopped, and have read what the rebuild has read.
+
+        >>> import millpond as mp
+        >>> def again(app): print(app.rebuild("total", switch=True))
+        """
+        self.shadow(step).run(until="caught-up", spark=spark)
+        return self.rebuilt(step, switch=switch)
+
+    def rebuilt(self, step: str, *, switch: bool = False) -> list[Difference]:
+        """The second half of `rebuild`, for a `shadow` that was run already.
+
+        >>> import millpond as mp
+        >>> def compare(app): return app.rebuilt("total")
+        """
+        behind = reach(self.storage, self._clock, self.name, step, list(self.program().reads))
+        if behind:
+            raise InvalidUse(f"rebuild({step!r}): {behind}. Nothing was changed.")
+        views = (self.state(step), self.shadow(step).state(step))
+        live, made = ({encode_key(key): value for key, value in view.items()} for view in views)
+        found = list(differences(live, made))
+        if switch:
+            switched(self._kept, self._clock, self.name, step)
+            forget_replicas(shadow_name(self.name, step), None, self.local_dir)
+        return found
 
     def clear_state(self) -> None:
         """Forget all state, positions and open outputs: the next run reads its input from the beginning.

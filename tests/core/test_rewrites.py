@@ -153,7 +153,7 @@ def test_what_cannot_be_migrated_is_refused_and_nothing_is_touched() -> None:
         with pytest.raises(mp.errors.Incompatible, match="version 2, and the program says version=1"):
             driver.restart(totals(2))
     for version, migrate in ((0, None), ("2", None), (2, {2: upgrade}), (2, {1: "x"})):
-        with pytest.raises(mp.errors.InvalidUse, match="version|migrate"):
+        with pytest.raises(mp.errors.InvalidUse, match=r"version|migrate"):
             totals(2, version=version, migrate=migrate)
 
 
