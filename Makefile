@@ -27,8 +27,9 @@ test:
 	@$(MAKE) --no-print-directory types
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory spark
+	@$(MAKE) --no-print-directory soak MINUTES=5
 	@echo
-	@for group in unit spark; do printf '%-6s' $$group; grep -E ' in [0-9.]+s' .venv/$$group.log | tail -n 1; done
+	@for group in unit spark soak; do printf '%-6s' $$group; grep -E ' in [0-9.]+s' .venv/$$group.log | tail -n 1; done
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
@@ -41,7 +42,7 @@ types: .venv/dev.stamp
 
 # everything that needs no JVM: seconds
 unit: .venv/dev.stamp
-	@$(PYTEST) tests src/millpond --ignore=tests/spark $(SPARK_MODULES:%=--ignore=%) | tee .venv/unit.log
+	@$(PYTEST) tests src/millpond --ignore=tests/spark --ignore=tests/soak $(SPARK_MODULES:%=--ignore=%) | tee .venv/unit.log
 
 spark: .venv/dev.stamp
 	@$(WITH_JAVA) $(PYTEST) tests/spark $(SPARK_MODULES) | tee .venv/spark.log
@@ -50,9 +51,9 @@ spark: .venv/dev.stamp
 kill: .venv/dev.stamp
 	@$(WITH_JAVA) export MILLPOND_KILL_ROUNDS=$(ROUNDS) && $(PYTEST) tests -k kill -s --timeout=0
 
-# random histories, for MINUTES
+# random actions under load, for MINUTES
 soak: .venv/dev.stamp
-	@$(WITH_JAVA) export MILLPOND_SOAK_SECONDS=$$(($(MINUTES) * 60)) && $(PYTEST) tests -k soak -s --timeout=0
+	@export MILLPOND_SOAK_SECONDS=$$(($(MINUTES) * 60)) && $(PYTEST) tests/soak -s --timeout=0 | tee .venv/soak.log
 
 bench: .venv/dev.stamp
 	@$(WITH_JAVA) $(BIN)/python bench

@@ -41,6 +41,19 @@ def table_folder(home: str, app: str, incarnation: str, table: str, partitions: 
     return Path(home, safe(app), incarnation, f"table-{safe(table)}-of-{partitions:05d}{tail}")
 
 
+def _epoch(folder: Path) -> int:
+    _, found, number = folder.name.rpartition("-since-")
+    return int(number) if found and number.isdigit() else 0
+
+
+def of_older_epochs(folder: Path) -> list[Path]:
+    """The folders beside one that hold state from before the last rewrite: nobody will ask for it again."""
+    epoch = _epoch(folder)
+    if not epoch or not folder.parent.is_dir():
+        return []
+    return [other for other in folder.parent.iterdir() if other.is_dir() and _epoch(other) < epoch]
+
+
 @cache
 def boot() -> str:
     """What changes when the machine starts anew: replicas are not synced, so none outlives a reboot."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -283,6 +284,12 @@ def _opened(folder: Path, anew: bool) -> Replica:
     number = (numbers[-1] if numbers else 0) + (1 if anew or not numbers else 0)
     replica = Replica(home.generation(folder, number))
     home.discard_others(folder, replica.path)
+    for older in home.of_older_epochs(folder):
+        found = _open.get(older)
+        if found is None or found.users == 0:
+            if found is not None:
+                _open.pop(older).close()
+            shutil.rmtree(older, ignore_errors=True)
     return replica
 
 

@@ -1,0 +1,265 @@
+"""A soak: random actions on an app under load. All that is held stays bounded, and the state is a fold of the input.
+
+`MILLPOND_SOAK_SECONDS` says for how long; `MILLPOND_SOAK_SEED` repeats one.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millpond as mp
+from millpond.clock import SystemClock
+from millpond.flow import Limit
+from millpond.replica.local import close_below
+from millpond.run.commit import STEPS, Driver
+from millpond.runtimes.local import LocalRuntime
+from millpond.storage import open_storage
+
+SECONDS = float(os.environ.get("MILLPOND_SOAK_SECONDS", "300"))
+SEED = int(os.environ.get("MILLPOND_SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+KEYS = 300
+BUCKET = 1000
+
+
+class Died(BaseException):
+    """As if the process had been killed."""
+
+
+def doubled(total: int) -> dict[str, int]:
+    return {"total": total}
+
+
+def plain(state: dict[str, int]) -> int:
+    return state["total"]
+
+
+class Soak:
+    """An app, what was fed to it, and what can be done to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.chance = folder, random.Random(SEED)
+        self.version, self.name, self.renamed = 1, "total", 0
+        self.partitions = 2
+        self.totals: dict[str, int] = {}
+        self.counts: dict[tuple[str, int], int] = {}
+        self.fed = 0
+        self.did: dict[str, int] = {}
+
+    def app(self, **other: Any) -> mp.App:
+        how = {"name": "soak", "state": "state", "partitions": self.partitions, **other}
+        app = mp.App(
+            how["name"],
+            str(self.folder / how["state"]),
+            how["partitions"],
+            local_dir=str(self.folder / "local"),
+            keep=25,
+            compact_every=7,
+        )
+        rows = app.stream("rows", mp.sources.files(self.folder / "in"), timestamp="at").key_by("k")
+        named = self.version % 2 == 0
+
+        def add(key: str, row: dict[str, Any], state: Any) -> tuple[Any, Any]:
+            total = (state["total"] if named else state) + row["v"]
+            return None, {"total": total} if named else total
+
+        migrate = {v: (doubled if v % 2 else plain) for v in range(1, self.version)}
+        rows.stateful_map(
+            self.name,
+            add,
+            initial={"total": 0} if named else 0,
+            version=self.version,
+            migrate=migrate,
+            renamed_from=None if self.renamed == 0 else f"total {self.renamed - 1}" if self.renamed > 1 else "total",
+        ).to("none", mp.sinks.discard())
+        rows.window("thousands", mp.tumbling(BUCKET), grace=mp.NO_GRACE).aggregate(n=mp.count()).to(
+            "windows", mp.sinks.files(self.folder / f"windows-{how['name']}")
+        )
+        rows.deduplicate("once", by="id", within=2 * BUCKET).to("ids", mp.sinks.discard())
+        return app
+
+    def feed(self) -> None:
+        count = self.chance.randrange(1, 400)
+        rows = []
+        for _ in range(count):
+            row = {
+                "id": self.fed,
+                "k": f"k{self.chance.randrange(KEYS)}",
+                "v": self.chance.randrange(9),
+                "at": self.fed,
+            }
+            rows.append(row)
+            self.fed += 1
+            self.totals[row["k"]] = self.totals.get(row["k"], 0) + row["v"]
+            window = (row["k"], row["at"] // BUCKET)
+            self.counts[window] = self.counts.get(window, 0) + 1
+        path = self.folder / "in" / f"{self.fed:012d}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(self, app: mp.App | None = None, hook: Callable[[Any, Any], None] | None = None) -> None:
+        app = app or self.app()
+        storage = open_storage(app.state_dir)
+        driver = Driver(
+            app.program(),
+            LocalRuntime(storage, SystemClock()),
+            storage,
+            SystemClock(),
+            partitions=app.partitions,
+            home=app.local_dir,
+            threaded=False,
+            keep=app.keep,
+            compact_every=app.compact_every,
+            hook=hook,
+        )
+        while driver.batch(Limit(200, 1 << 20)):
+            pass
+        driver.release()
+        driver.close()
+
+    # --- what may happen ---
+
+    def crash(self) -> None:
+        at, when = self.chance.choice(STEPS), self.chance.choice(["before", "during", "after"])
+        self.feed()
+
+        def hook(step: str, moment: str) -> None:
+            if (step, moment) == (at, when):
+                raise Died
+
+        try:
+            self.run(hook=hook)
+        except Died:
+            close_below(str(self.folder / "local"))
+
+    def lose_replicas(self) -> None:
+        close_below(str(self.folder / "local"))
+        shutil.rmtree(self.folder / "local", ignore_errors=True)
+
+    def rescale(self) -> None:
+        self.partitions = self.chance.randrange(1, 6)
+        if self.chance.random() < 0.5:
+            self.app().rescale(self.partitions)
+
+    def rollback(self) -> None:
+        newest = mp.open(str(self.folder / "state"), "soak").newest
+        assert newest is not None
+        self.app().rollback(max(newest.born + 1, newest.number - self.chance.randrange(1, 15)))
+        newest = mp.open(str(self.folder / "state"), "soak").newest
+        assert newest is not None
+        self.partitions = newest.partitions
+        info = newest.steps[self.name]
+        assert info.version == self.version
+
+    def save_and_restore(self) -> None:
+        self.app().savepoint(self.folder / "saved")
+        other = self.app(name="other", state="other", partitions=self.chance.randrange(1, 5))
+        other.restore(self.folder / "saved")
+        self.check(other)
+        close_below(str(self.folder / "local"))
+        shutil.rmtree(self.folder / "saved")
+        shutil.rmtree(self.folder / "other")
+        shutil.rmtree(self.folder / "local" / "other", ignore_errors=True)
+
+    def compact(self) -> None:
+        self.app().compact()
+
+    def migrate(self) -> None:
+        self.version += 1
+        self.run()
+        self.app().compact()  # what was before the migration is out of reach of a rollback
+        for _ in range(26):
+            self.feed()
+            self.run()
+
+    def rename(self) -> None:
+        self.renamed += 1
+        self.name = f"total {self.renamed}"
+        self.run()
+        for _ in range(26):
+            self.feed()
+            self.run()
+
+    def rebuild(self) -> None:
+        if self.version > 1 or self.fed > 60_000:
+            return  # it reads all of the input again
+        self.run()
+        app = self.app()
+        self.run(app.shadow(self.name))
+        assert app.rebuilt(self.name, switch=True) == []
+
+    def verify(self) -> None:
+        verdict = self.app().verify()
+        assert verdict.ok, verdict.damaged
+
+    # --- what must hold ---
+
+    def check(self, app: mp.App | None = None) -> None:
+        app = app or self.app()
+        held = dict(app.state(self.name).items())
+        if self.version % 2 == 0:
+            held = {key: value["total"] for key, value in held.items()}
+        assert held == self.totals, self.did
+
+    def check_windows(self) -> None:
+        found: dict[tuple[str, int], int] = {}
+        for file in (self.folder / "windows-soak").glob("*.jsonl"):
+            for line in file.read_text().splitlines():
+                row = json.loads(line)
+                window = (row["k"], row["window_start"] // BUCKET)
+                assert window not in found, f"{window} came twice"
+                found[window] = row["n"]
+        closed = (self.fed - 1) // BUCKET
+        assert found == {window: n for window, n in self.counts.items() if window[1] < closed}, self.did
+
+
+def held_memory() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+@pytest.mark.timeout(0)
+def test_random_actions_under_load_leave_the_state_right_and_everything_bounded(tmp_path: Path) -> None:
+    print(f"\nMILLPOND_SOAK_SEED={SEED} MILLPOND_SOAK_SECONDS={SECONDS:.0f}")
+    soak = Soak(tmp_path)
+    actions = [
+        soak.crash, soak.crash, soak.lose_replicas, soak.rescale, soak.rollback, soak.save_and_restore,
+        soak.compact, soak.migrate, soak.rename, soak.rebuild, soak.verify,
+    ]  # fmt: skip
+    soak.feed()
+    soak.run()
+    measures: list[tuple[int, int, int]] = []
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        for _ in range(soak.chance.randrange(1, 6)):
+            soak.feed()
+            soak.run()
+        action = soak.chance.choice(actions)
+        soak.did[action.__name__] = soak.did.get(action.__name__, 0) + 1
+        action()
+        soak.run()
+        soak.check()
+        gc.collect()
+        disk = size_of(tmp_path / "state") + size_of(tmp_path / "local" / "soak")
+        measures.append((held_memory(), len(os.listdir("/proc/self/fd")), disk))
+    soak.check_windows()
+    soak.verify()
+    print(f"{soak.fed} rows, {len(measures)} actions: {soak.did}")
+    memory, files, sizes = zip(*measures, strict=True)
+    early = max(3, len(measures) // 4)
+    print(f"memory {max(memory) >> 20} MB, open files {max(files)}, state and replicas {max(sizes) >> 10} KB")
+    assert max(memory) < max(memory[:early]) + (150 << 20)
+    assert max(files) < 60
+    assert max(sizes) < 24 << 20
