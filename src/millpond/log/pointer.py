@@ -7,6 +7,7 @@ from hashlib import blake2b
 from msgspec import Struct
 
 from millpond.errors import Corrupt
+from millpond.log.paths import unsafe
 from millpond.storage import Storage
 
 
@@ -33,14 +34,31 @@ def read(storage: Storage, pointer: Pointer) -> bytes:
     """The bytes that were written, or `Corrupt`: never other bytes."""
     data = storage.get(pointer.path)
     if data is None:
-        raise Corrupt(
-            f"{storage.url}: {pointer.path} is missing, and the ledger needs it. Put it back from a copy "
-            "of the state directory; the ledger and all other files are as they were."
-        )
+        raise Corrupt(f"{storage.url}: {pointer.path} is missing, and the ledger needs it. {_help(pointer.path)}")
     if len(data) != pointer.bytes or checksum(data) != pointer.checksum:
         raise Corrupt(
             f"{storage.url}: {pointer.path} is damaged: expected {pointer.bytes} bytes with checksum "
-            f"{pointer.checksum}, found {len(data)} bytes with {checksum(data)}. Put the file back from "
-            "a copy of the state directory; nothing has been changed."
+            f"{pointer.checksum}, found {len(data)} bytes with {checksum(data)}. {_help(pointer.path)}"
         )
     return data
+
+
+def _help(path: str) -> str:
+    """What is lost with a file, and what can be done about it."""
+    match path.split("/"):
+        case [app, "steps", step, partition, name] if name[:20].isdigit():
+            lost = (
+                f"It holds state of step {unsafe(step)!r} in partition {int(partition)}, as of batch {int(name[:20])}"
+            )
+            others = (
+                f"roll app {unsafe(app)!r} back to a batch before that one, restore a savepoint, rebuild the step from "
+                "its input, or clear the app"
+            )
+        case [_, "outputs", sink, partition, name] if name[:20].isdigit():
+            lost = f"It holds outputs of batch {int(name[:20])} for sink {unsafe(sink)!r}, partition {int(partition)}"
+            others = "drop what is not delivered with app.drop_outputs"
+        case [_, "manifests", *_]:
+            lost, others = "It says which files hold the state", "roll back to an earlier batch, or restore a savepoint"
+        case _:
+            lost, others = "It says how far a source was read", "roll back to an earlier batch, or restore a savepoint"
+    return f"{lost}. Put the file back from a copy of the state directory; or else {others}. Nothing has been changed."

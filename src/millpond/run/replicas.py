@@ -73,6 +73,7 @@ def _caught_up(
     """If the newest manifest, or what it names, is damaged, an earlier one and more of the log do as well, for as
     long as they are kept.
     """
+    below = context.base
     while True:
         now = context
         try:
@@ -86,17 +87,20 @@ def _caught_up(
         except Corrupt:
             if context.manifest is None:
                 raise
-            earlier = _earlier(storage, context)
+            earlier = _earlier(storage, context, below)
             if earlier is None:
                 raise
+            below = earlier.number
             log.warning("%s: %s cannot be read; an earlier one is taken", context.app, context.manifest.path)
             context = replace(context, manifest=earlier.manifest)
 
 
-def _earlier(storage: Storage, context: Context) -> Record | None:
-    """The newest record before whose manifest is another than the context's, if the log since then is there."""
+def _earlier(storage: Storage, context: Context, below: int) -> Record | None:
+    """The newest record, from `below` down, whose manifest is another than the context's, if the log since then is
+    there.
+    """
     ledger = Ledger(storage, context.app, SystemClock())
-    for number in range(context.base, max(ledger.floor(), context.born, context.epoch) - 1, -1):  # not of another epoch
+    for number in range(below, max(ledger.floor(), context.born, context.epoch) - 1, -1):  # not of another epoch
         record = ledger.read(number)
         if record is None:
             return None
