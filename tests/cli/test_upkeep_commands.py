@@ -57,7 +57,7 @@ def test_a_rescale_moves_the_state_and_says_what_it_moved(millpond: Millpond) ->
     before = totals()
     result = millpond("rescale", "5")
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith(f"app 'orders' in {Path('state').absolute()}: rescaled: 2 to 5 partitions, ")
+    assert result.stdout.startswith(f"app 'orders' in {Path('state').absolute()}: rescaled: 2 to 5 partitions, ")
     assert newest().partitions == 5
     assert totals() == before
 
@@ -77,7 +77,7 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(millpond: Millpon
     before = files()
     result = millpond(*command, "--dry-run")
     assert result.exit_code == 0, result.output
-    assert ": would " in result.stderr
+    assert ": would " in result.stdout
     assert files() == before
     assert not Path("saved").exists() or not list(Path("saved").rglob("*.*"))
 
@@ -108,8 +108,8 @@ def test_nothing_is_done_while_the_app_runs(millpond: Millpond, command: tuple[s
 def test_a_rollback_from_the_shell_takes_the_state_back_and_says_that_the_sinks_are_not(millpond: Millpond) -> None:
     result = millpond("rollback", "2", "--yes")
     assert result.exit_code == 0, result.output
-    assert "back to batch 2" in result.stderr
-    assert "totals keep what they hold: they are the program's to ask" in result.stderr
+    assert "back to batch 2" in result.stdout
+    assert "totals keep what they hold: they are the program's to ask" in result.stdout
     assert totals() == {"ann": 3, "c1": 1, "c2": 1}
 
 
@@ -167,8 +167,8 @@ def test_with_the_program_its_sinks_go_back_too(millpond: Millpond) -> None:
     assert len(held()) == 6
     result = millpond("rollback", "2", "--program", "app.py", "--yes")
     assert result.exit_code == 0, result.output
-    assert "app 'shop'" in result.stderr
-    assert "every sink goes back too" in result.stderr
+    assert "app 'shop'" in result.stdout
+    assert "every sink goes back too" in result.stdout
     assert totals("shop-state", "shop") == {"a": 2, "b": 2}
     assert len(held()) == 4
 
@@ -191,7 +191,7 @@ def test_compact_merges_the_log_and_leaves_all_that_is_within_reach(millpond: Mi
     before = totals()
     result = millpond("compact")
     assert result.exit_code == 0, result.output
-    assert "compacted: " in result.stderr
+    assert "compacted: " in result.stdout
     assert (totals(), totals_at(2)) == (before, {"ann": 3, "c1": 1, "c2": 1})
 
 
@@ -248,11 +248,11 @@ def test_verify_lists_what_is_damaged_and_what_is_nobodys(millpond: Millpond) ->
 def test_a_savepoint_begins_another_app(millpond: Millpond) -> None:
     result = millpond("savepoint", "saved")
     assert result.exit_code == 0, result.output
-    assert f"saved: batch {newest().number}: " in result.stderr
+    assert f"saved: batch {newest().number}: " in result.stdout
     assert millpond("restore", "saved", "--state-dir", "elsewhere").exit_code == 0
     assert totals("elsewhere") == totals()
     result = millpond("restore", "saved", "--state-dir", "elsewhere", "--app", "other")
-    assert result.stderr.startswith(f"app 'other' in {Path('elsewhere').absolute()}: restored: batch ")
+    assert result.stdout.startswith(f"app 'other' in {Path('elsewhere').absolute()}: restored: batch ")
     assert totals("elsewhere", "other") == totals()
 
 

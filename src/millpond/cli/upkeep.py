@@ -10,7 +10,6 @@ import typer
 
 from millpond.app import App, ReadOnlyApp
 from millpond.cli.loading import loaded
-from millpond.cli.output import note
 from millpond.cli.place import AppName, StateDir, chosen
 from millpond.cli.waiting import waiting
 from millpond.errors import InvalidUse
@@ -138,7 +137,7 @@ def _of(program: str | None, state_dir: str, app: str | None) -> Iterator[App | 
 
 
 def _tell(app: App | ReadOnlyApp, what: str, said: str) -> None:
-    note(f"app {app.name!r} in {app.storage.url}: {what}: {said}")
+    typer.echo(f"app {app.name!r} in {app.storage.url}: {what}: {said}")
 
 
 def _confirmed(question: str) -> bool:
