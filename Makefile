@@ -17,7 +17,7 @@ SPARK_MODULES = $(wildcard src/millpond/runtimes/spark src/millpond/runtimes/spa
 ROUNDS ?= 100
 MINUTES ?= 30
 
-.PHONY: demo test lint types unit spark kill soak bench format lock clean
+.PHONY: demo test lint types unit spark kill soak bench bench-windows format lock clean
 
 demo: .venv/run.stamp
 	@$(WITH_JAVA) $(BIN)/millpond demo
@@ -57,6 +57,9 @@ soak: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	@$(WITH_JAVA) $(BIN)/python bench
+
+bench-windows: .venv/dev.stamp
+	@$(WITH_JAVA) $(BIN)/python bench/windows.py
 
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .

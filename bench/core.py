@@ -41,7 +41,7 @@ def add_up(key: str, row: dict[str, Any], total: float) -> tuple[dict[str, Any],
     return {"key": key, "offset": row["offset"], "total": total}, total
 
 
-def make_rows(folder: Path, files: int, rows: int, keys: int, jsonl: bool = False) -> str:
+def make_rows(folder: Path, files: int, rows: int, keys: int, jsonl: bool = False, zone: str | None = None) -> str:
     """Files of (key, offset, ts, value), one batch each."""
     folder.mkdir(parents=True)
     chance = np.random.default_rng(1)
@@ -52,7 +52,7 @@ def make_rows(folder: Path, files: int, rows: int, keys: int, jsonl: bool = Fals
             {
                 "key": [f"user-{i}" for i in which.tolist()],
                 "offset": offsets,
-                "ts": (1_700_000_000_000_000 + offsets * 1000).astype("datetime64[us]"),
+                "ts": pa.array(1_700_000_000_000_000 + offsets * 1000).cast(pa.timestamp("us", zone)),
                 "value": chance.integers(0, 100, rows).astype("float64"),
             }
         )

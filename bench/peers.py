@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 SCHEMA = "key string, offset long, ts timestamp, value double"
@@ -48,16 +49,28 @@ def seconds_per_batch(peer: str, folder: str) -> list[float]:
 
 def transform_with_state(spark: SparkSession, folder: str) -> list[float]:
     """Seconds per batch of transformWithState (Row), RocksDB and changelog on, one file a batch."""
-    spark.conf.set(
-        "spark.sql.streaming.stateStore.providerClass",
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    )
-    spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+    _rocksdb(spark)
     rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(folder)
     totals = rows.groupBy("key").transformWithState(
         RunningTotal(), "key string, offset long, total double", "append", "none"
     )
     return _batches(totals)
+
+
+def native_windows(spark: SparkSession, folder: str) -> list[float]:
+    """Seconds per batch of Spark's own `groupBy(window, key)`: count and sum, RocksDB and changelog on."""
+    _rocksdb(spark)
+    rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(folder)
+    windows = rows.withWatermark("ts", "0 seconds").groupBy(F.window("ts", "1 minute"), "key")
+    return _batches(windows.agg(F.count("*").alias("n"), F.sum("value").alias("total")))
+
+
+def _rocksdb(spark: SparkSession) -> None:
+    spark.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
+    spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
 
 
 def count_only(spark: SparkSession, folder: str) -> list[float]:
@@ -99,6 +112,10 @@ if __name__ == "__main__":
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
-    peers = {"transform_with_state": transform_with_state, "count_only": count_only}
+    peers = {
+        "transform_with_state": transform_with_state,
+        "native_windows": native_windows,
+        "count_only": count_only,
+    }
     print(json.dumps(peers[sys.argv[1]](session, sys.argv[2])))
     session.stop()

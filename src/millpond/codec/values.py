@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import chain
+from math import isfinite
 from typing import Any, Literal
 
 import msgspec
@@ -25,7 +28,7 @@ from millpond.codec import kinds
 from millpond.codec.copies import IMMUTABLE, copy_value
 from millpond.codec.refusal import NotEncodable, Refused, TooDeep, short
 from millpond.codec.survey import survey_of
-from millpond.codec.tags import READ, Tag
+from millpond.codec.tags import BIG_INT, READ, Tag, tag_datetime
 from millpond.codec.trees import AS_IS, tree_of, with_big_ints
 from millpond.codec.where import explain, explain_text
 from millpond.errors import Corrupt, Incompatible, MillpondError
@@ -247,7 +250,52 @@ def _lines(values: Sequence[Any], start: int) -> bytes:
             (survey.floats and b"null" in lines and survey.has_infinite()) or (b'"$' in lines and survey.has_tag_like())
         ):
             return lines
+    else:
+        with_times = _lines_with_times(values)
+        if with_times is not None:
+            return with_times
     return _tagged_lines(values, start)
+
+
+_FLAT = frozenset({str, int, bool, type(None), float, datetime})
+
+
+def _lines_with_times(values: Sequence[Any]) -> bytes | None:
+    """The lines of flat dicts whose only values that are not plain are datetimes, as outputs of windows are; nothing
+    if they are not all such. The same bytes as `_tagged_lines` makes, in a third of the time.
+    """
+    if set(map(type, values)) != {dict}:
+        return None
+    names = set(chain.from_iterable(values))
+    flat = list(chain.from_iterable(map(dict.values, values)))
+    types = set(map(type, flat))
+    if (
+        not types <= _FLAT
+        or any(type(name) is not str or name[:1] == "$" for name in names)
+        or (float in types and not all(map(isfinite, [value for value in flat if type(value) is float])))
+        or (int in types and not all(-BIG_INT < value < BIG_INT for value in flat if type(value) is int))
+    ):
+        return None
+    tags: dict[datetime, Any] = {}  # most rows share theirs; only of UTC, as equal times may be of different zones
+    for value in flat:
+        if type(value) is datetime and value.tzinfo is UTC and value not in tags:
+            tags[value] = tag_datetime(value)
+    try:
+        return _encode_lines(
+            [
+                {
+                    name: item
+                    if type(item) is not datetime
+                    else tags[item]
+                    if item.tzinfo is UTC
+                    else tag_datetime(item)
+                    for name, item in row.items()
+                }
+                for row in values
+            ]
+        )
+    except (ValueError, RecursionError, Refused):
+        return None
 
 
 def _tagged_lines(values: Sequence[Any], start: int) -> bytes:

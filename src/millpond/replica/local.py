@@ -220,25 +220,30 @@ def _put(txn: Any, database: Any, changes: Sequence[Change]) -> None:
         cursor.putmulti(puts)
 
 
+_NEVER = (None, None)
+
+
 def _put_timed(txn: Any, database: Any, indexes: list[Any], changes: Sequence[Change]) -> None:
     """The same where cells have times: their entries in the indexes move with them."""
     added: tuple[list[tuple[bytes, bytes]], ...] = ([], [])
     puts: list[tuple[bytes, bytes]] = []
+    get, delete = txn.get, txn.delete
     for key, cell, value, due, wall in changes:
-        at = place(key, cell)
-        old = txn.get(at, db=database)
-        held = (None, None) if old is None else times(old)
-        new = (None, None) if value is None else (due, wall)
-        for i, (before, after) in enumerate(zip(held, new, strict=True)):
-            if before != after:
-                if before is not None:
-                    txn.delete(by_time(before, at), db=indexes[i])
-                if after is not None:
-                    added[i].append((by_time(after, at), b""))
-        if value is None:
-            txn.delete(at, db=database)
-        else:
+        at = key + b"\x00" + cell if len(key) + len(cell) < KEY_ROOM else place(key, cell)
+        old = get(at, None, database)
+        held = _NEVER if old is None or not old[4] else times(old)
+        new = _NEVER if value is None else (due, wall)
+        if held != new:
+            for i, (before, after) in enumerate(zip(held, new, strict=True)):
+                if before != after:
+                    if before is not None:
+                        delete(by_time(before, at), b"", indexes[i])
+                    if after is not None:
+                        added[i].append((by_time(after, at), b""))
+        if value is not None:
             puts.append((at, pack(at, key, cell, value, due, wall)))
+        elif old is not None:
+            delete(at, b"", database)
     for target, pairs in ((database, puts), (indexes[0], sorted(added[0])), (indexes[1], sorted(added[1]))):
         with txn.cursor(db=target) as cursor:
             cursor.putmulti(pairs)

@@ -6,7 +6,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from millpond.replica.cells import HEAD, KEY_ROOM, Damaged, address, of_time, place, prefix, read, times, unpack
+from millpond.replica.cells import DUE as HAS_DUE
+from millpond.replica.cells import (
+    HEAD,
+    KEY_ROOM,
+    Damaged,
+    address,
+    by_time,
+    of_time,
+    place,
+    prefix,
+    read,
+    times,
+    unpack,
+)
 
 _NUL = b"\x00"
 CELLS, DUE, WALL = "step:", "due:", "wall:"  # how the names of a store's databases begin; the step's follows
@@ -38,7 +51,7 @@ class View:
         at = place(key, cell)
         data = self._txn.get(at, db=database)
         if data is None:
-            self._truly_absent(self._txn.cursor(db=database), at)
+            self._truly_absent(self._txn.cursor(db=database), [at])
             return None
         return unpack(at, data)
 
@@ -50,24 +63,26 @@ class View:
         return self._values(database, [key + _NUL if len(key) < KEY_ROOM else place(key) for key in keys])
 
     def _values(self, database: Any, places: list[bytes]) -> list[bytes | None]:
-        get, cursor = self._txn.get, self._txn.cursor(db=database)
+        get, absent = self._txn.get, []
         found: list[bytes | None] = []
         keep, head = found.append, HEAD.unpack_from
         for at in places:
             data = get(at, None, database)
             if data is None:
-                self._truly_absent(cursor, at)
+                absent.append(at)
                 keep(None)
                 continue
-            # `unpack`, spelled out for a value that has no flags: the calls would be most of the work.
+            # `unpack`, spelled out for a value with an event time at most: the calls would be most of the work.
             check, flags = head(data)
-            if flags:
+            if flags & ~HAS_DUE:
                 keep(unpack(at, data))
                 continue
             value = data[5:]
-            if crc32(value, crc32(at)) != check:
+            if crc32(value, crc32(at, flags)) != check:
                 raise Damaged(f"checksum of {at[:80]!r}")
-            keep(value)
+            keep(value[8:] if flags else value)
+        if absent:
+            self._truly_absent(self._txn.cursor(db=database), sorted(absent))
         return found
 
     def get_cells(self, step: str, keys: Sequence[bytes], cells: Sequence[bytes]) -> list[bytes | None]:
@@ -85,7 +100,7 @@ class View:
         at = place(key, cell)
         data = self._txn.get(at, db=database)
         if data is None:
-            self._truly_absent(self._txn.cursor(db=database), at)
+            self._truly_absent(self._txn.cursor(db=database), [at])
             return None
         return Entry(key, cell, unpack(at, data), *times(data))
 
@@ -147,13 +162,13 @@ class View:
         """Whether a cell of the step has ever had a time."""
         return DUE + step in self._by_time
 
-    def due(self, step: str, upto: int, *, wall: bool = False) -> Iterator[Entry]:
-        """The cells whose time has come by `upto`, in the order of these times."""
+    def due(self, step: str, upto: int, *, wall: bool = False, after: int | None = None) -> Iterator[Entry]:
+        """The cells whose time has come by `upto`, and not by `after`, in the order of these times."""
         index, cells = self._by_time.get((WALL if wall else DUE) + step), self._databases.get(step)
         if index is None:
             return
         cursor = self._txn.cursor(db=index)
-        if not cursor.first():
+        if not (cursor.first() if after is None else cursor.set_range(by_time(after + 1, b""))):
             return
         get = self._txn.get
         for entry in cursor.iternext(keys=True, values=False):
@@ -173,15 +188,22 @@ class View:
         database = self._databases.get(step)
         return 0 if database is None else int(self._txn.stat(database)["entries"])
 
-    def _truly_absent(self, cursor: Any, at: bytes) -> None:
+    def _truly_absent(self, cursor: Any, places: Sequence[bytes]) -> None:
         # A flipped byte in a key leads a search astray, and a key that is there is not found. Its
         # neighbours tell: they must be whole, and stand on either side of it.
-        found = cursor.set_range(at)
-        if found:
-            if cursor.key() <= at:
-                raise Damaged(f"order around {at[:80]!r}")
-            unpack(cursor.key(), cursor.value())
-        if cursor.prev() if found else cursor.last():
-            if cursor.key() >= at:
-                raise Damaged(f"order around {at[:80]!r}")
-            unpack(cursor.key(), cursor.value())
+        before = after = None  # the neighbours of the last one, which are those of the next one too, now and then
+        for at in places:
+            if before is not None and after is not None and before < at < after:
+                continue
+            before = after = None
+            found = cursor.set_range(at)
+            if found:
+                after, data = cursor.item()
+                if after <= at:
+                    raise Damaged(f"order around {at[:80]!r}")
+                unpack(after, data)
+            if cursor.prev() if found else cursor.last():
+                before, data = cursor.item()
+                if before >= at:
+                    raise Damaged(f"order around {at[:80]!r}")
+                unpack(before, data)

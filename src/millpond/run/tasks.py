@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import socket
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -267,12 +268,14 @@ def _due_next(
         changes = changed.get(op.step.name, [])
         if not view.has_times(op.step.name) and not any(c[3] is not None or c[4] is not None for c in changes):
             continue
-        touched = {(change.key, change.cell) for change in changes}
         event = [change.due for change in changes if change.due is not None and change.value is not None]
         wall = [change.wall for change in changes if change.wall is not None and change.value is not None]
-        for times, by_clock in ((event, False), (wall, True)):
-            for entry in view.due(op.step.name, MAX_TICKS, wall=by_clock):
-                if (entry.key, entry.cell) not in touched:
+        now = round(work.context.now * 1_000_000)
+        # What was due by now has been seen to by the step itself.
+        for times, by_clock, after in ((event, False, work.ended[node]), (wall, True, now)):
+            for entry in view.due(op.step.name, MAX_TICKS, wall=by_clock, after=after):
+                place = bisect_left(changes, (entry.key, entry.cell))
+                if place == len(changes) or changes[place][:2] != (entry.key, entry.cell):
                     time = entry.wall if by_clock else entry.due
                     assert time is not None
                     times.append(time)

@@ -42,6 +42,7 @@ class Work:
         self.newest: dict[str, dict[str, int]] = {}  # stream → source partition → newest time
         self.units: dict[str, Unit] = {}
         self.late: dict[str, int] = {}
+        self.ended: dict[int, int | None] = {}  # step's node → the watermark that the batch ends with, there
         self._began = marks(program, context.moment, context.moment.times)
 
     # --- rows move ---
@@ -407,6 +408,7 @@ class Work:
                     None if node.op.table is None else self._reader(node.op.table, tables),
                     moment.details.get(step.name),
                 )
+                self.ended[node.id] = end.at
                 self.running[node.id] = step.start(turn)
 
     def _reader(self, table: int, tables: Callable[[str], Reader]) -> Reader:

@@ -1,0 +1,71 @@
+"""Windows against Spark's own, as ratios in one run: `make bench-windows`, or `python bench/windows.py [--quick]`.
+
+A count and a sum per key and minute of event time, durably, on two cores. Every batch is a file of 100 seconds of
+event time, so that windows close in nearly every one. Medians of the seconds per batch, the first left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import peers
+
+import millpond as mp
+from core import a_session, make_rows, median
+from millpond.run.loop import Settings
+
+
+def value(row: dict[str, Any]) -> Any:
+    return row["value"]
+
+
+def batches(spark: Any, folder: str, size: int, place: Path, by_columns: bool) -> list[float]:
+    """Seconds per batch of Millpond, from commit to commit; a function in place of a field makes it go row by row."""
+    state = place / f"state-{time.monotonic_ns()}"
+    app = mp.App("bench", state_dir=str(state), partitions=2, local_dir=str(state / "local"))
+    rows = app.stream("rows", mp.sources.files(folder), timestamp="ts")
+    minutes = rows.key_by("key").window("minutes", mp.tumbling("1m"), grace=mp.NO_GRACE)
+    minutes.aggregate(n=mp.count(), total=mp.sum("value" if by_columns else value)).to("out", mp.sinks.discard())
+    commits: list[float] = []
+
+    def hook(step: str, when: str) -> None:
+        if (step, when) == ("commit", "after"):
+            commits.append(time.perf_counter())
+
+    began = time.perf_counter()
+    app.run_with(Settings(until="caught-up", max_rows=size), spark, hook)
+    shutil.rmtree(state)
+    return [b - a for a, b in zip([began, *commits], commits, strict=False)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="fewer batches: a check that it runs, not a measurement")
+    quick = parser.parse_args().quick
+    place = Path(tempfile.mkdtemp(prefix="bench-"))
+    spark = a_session()
+    size, files = (10_000, 4) if quick else (100_000, 10)
+    table = []
+    for keys in (10_000, 200_000):
+        folder = make_rows(place / f"keys-{keys}", files, size, keys, zone="UTC")
+        columns = size / median(batches(spark, folder, size, place, by_columns=True))
+        rows = size / median(batches(spark, folder, size, place, by_columns=False))
+        native = size / median(peers.seconds_per_batch("native_windows", folder))
+        for what, other in (("Spark's own groupBy(window, key)", native), ("Millpond, row by row", rows)):
+            figure = f"{columns:,.0f} / {other:,.0f} rows/s = {columns / other:.1f}x"
+            table.append((f"{keys:,} keys, a count and a sum per minute: Millpond / {what}", figure))
+            print(f"{table[-1][0]:90s} {figure}", flush=True)
+    shutil.rmtree(place)
+    print("\n| what | figure |\n|---|---|")
+    for row in table:
+        print(f"| {row[0]} | {row[1]} |")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
