@@ -264,14 +264,14 @@ def _lines_with_times(values: Sequence[Any]) -> bytes | None:
     """The lines of flat dicts whose only values that are not plain are datetimes, as outputs of windows are; nothing
     if they are not all such. The same bytes as `_tagged_lines` makes, in a third of the time.
     """
-    if set(map(type, values)) != {dict}:
+    if set(map(type, values)) != {dict} or set(map(type, chain.from_iterable(values))) - {str}:
         return None
     names = set(chain.from_iterable(values))
     flat = list(chain.from_iterable(map(dict.values, values)))
     types = set(map(type, flat))
     if (
         not types <= _FLAT
-        or any(type(name) is not str or name[:1] == "$" for name in names)
+        or any(name[:1] == "$" for name in names)
         or (float in types and not all(map(isfinite, [value for value in flat if type(value) is float])))
         or (int in types and not all(-BIG_INT < value < BIG_INT for value in flat if type(value) is int))
     ):

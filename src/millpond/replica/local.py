@@ -24,11 +24,13 @@ from zlib import crc32
 
 import lmdb
 import msgspec
+import pyarrow as pa
 
 from millpond.errors import Unavailable
-from millpond.log.segment import Change
+from millpond.log.segment import Change, changes_of
 from millpond.replica import home
 from millpond.replica.cells import HEAD, KEY_ROOM, Damaged, by_time, pack, place, times, unpack
+from millpond.replica.filling import filled
 from millpond.replica.view import CELLS, DUE, WALL, View
 
 MAP_SIZE = 1 << 40  # address space, not memory: the file is sparse and grows with the data
@@ -36,8 +38,9 @@ MAX_DATABASES = 3072  # three for each step
 MOST_OPEN = 48  # stores in one process: address space has room for about a hundred of them
 _META = b"position"
 
-# A record's number, and its changes by step; a step may come several times, in pieces.
-Applied = tuple[int, Mapping[str, Sequence[Change]] | Iterable[tuple[str, Sequence[Change]]]]
+# A record's number, and its changes by step; a step may come several times, in pieces, and as tables.
+Changes = Sequence[Change] | pa.Table
+Applied = tuple[int, Mapping[str, Sequence[Change]] | Iterable[tuple[str, Changes]]]
 
 
 class Replaced(Exception):
@@ -161,9 +164,7 @@ class Replica:
                 self._sign()
         return position
 
-    def _apply(
-        self, number: int, changes: Mapping[str, Sequence[Change]] | Iterable[tuple[str, Sequence[Change]]]
-    ) -> int:
+    def _apply(self, number: int, changes: Mapping[str, Sequence[Change]] | Iterable[tuple[str, Changes]]) -> int:
         opened = {}
         with self._env.begin(write=True) as txn:
             meta = _meta(txn)
@@ -181,7 +182,12 @@ class Replica:
 
             for step, step_changes in changes.items() if isinstance(changes, Mapping) else changes:
                 names = (DUE + step, WALL + step)
-                timed = any(name in known for name in names) or any(
+                timed = any(name in known for name in names)
+                if isinstance(step_changes, pa.Table):
+                    if not timed and filled(txn, database(CELLS + step), step_changes):
+                        continue
+                    step_changes = changes_of(step_changes)
+                timed = timed or any(
                     change.due is not None or change.wall is not None for change in step_changes
                 )
                 if timed:

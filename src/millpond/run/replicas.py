@@ -22,8 +22,9 @@ from millpond.log.record import Record
 from millpond.log.segment import Change
 from millpond.replica import Replica, View, home
 from millpond.replica.cells import Damaged
-from millpond.replica.local import Applied, replicated
+from millpond.replica.local import Applied, Changes, replicated
 from millpond.run.context import Context, Incomplete, Segments, by_partition
+from millpond.run.filling import Filling
 from millpond.steps.table import ROW, Reader
 from millpond.storage import Storage
 
@@ -122,13 +123,14 @@ def _missing(storage: Storage, context: Context, partition: int, position: int) 
         yield number, {HISTORY: [Change(b"record", b"", checksum.encode())], **changes}
 
 
-def _compacted(storage: Storage, manifest: Manifest, partition: int) -> Iterator[tuple[str, Sequence[Change]]]:
+def _compacted(storage: Storage, manifest: Manifest, partition: int) -> Iterator[tuple[str, Changes]]:
     """All of a partition's state at a manifest's record, file by file."""
     yield HISTORY, [Change(b"record", b"", manifest.checksum.encode())]
-    for step, parts in manifest.runs.items():
-        for run in parts.get(partition, []):
-            for part in run:
-                yield step, segment.unpack_state(pointer.read(storage, part.file))
+    parts = [(step, part) for step, found in manifest.runs.items() for run in found.get(partition, []) for part in run]
+    progress = Filling(manifest.app, partition, [part.file for _, part in parts])
+    for step, part in parts:
+        yield step, segment.state_table(pointer.read(storage, part.file))
+        progress.done(part.file)
 
 
 def _records(storage: Storage, context: Context, position: int) -> Iterator[tuple[int, str, dict[int, Segments]]]:
