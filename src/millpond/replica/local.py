@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from zlib import crc32
 
 import lmdb
@@ -39,7 +39,7 @@ MOST_OPEN = 48  # stores in one process: address space has room for about a hund
 _META = b"position"
 
 # A record's number, and its changes by step; a step may come several times, in pieces, and as tables.
-Changes = Sequence[Change] | pa.Table
+Changes: TypeAlias = "Sequence[Change] | pa.Table"
 Applied = tuple[int, Mapping[str, Sequence[Change]] | Iterable[tuple[str, Changes]]]
 
 
