@@ -17,7 +17,7 @@ SPARK_MODULES = $(wildcard src/millpond/runtimes/spark src/millpond/runtimes/spa
 ROUNDS ?= 100
 MINUTES ?= 30
 
-.PHONY: demo test lint types unit spark kill soak bench bench-windows format lock clean
+.PHONY: demo test lint types unit spark kill soak bench bench-windows bench-life format lock clean
 
 demo: .venv/run.stamp
 	@$(WITH_JAVA) $(BIN)/millpond demo
@@ -60,6 +60,10 @@ bench: .venv/dev.stamp
 
 bench-windows: .venv/dev.stamp
 	@$(WITH_JAVA) $(BIN)/python bench/windows.py
+
+# recovery, compaction, many keys, start-up; needs no JVM
+bench-life: .venv/dev.stamp
+	@$(BIN)/python bench/life.py
 
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
