@@ -75,7 +75,7 @@ def test_there_is_an_example_of_every_trigger() -> None:
 
 
 def test_there_is_an_example_of_every_join() -> None:
-    verbs = {name for name in vars(mp.KeyedStream) if name.startswith("join_")}
+    verbs = {name for name in dir(mp.KeyedStream) if name.startswith("join_")}
     verbs |= {name for name in ("lookup",) if hasattr(mp.Stream, name)}
     assert len(verbs) > 2
     assert verbs - calls("joins") == set()
