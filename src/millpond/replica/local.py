@@ -187,9 +187,7 @@ class Replica:
                     if not timed and filled(txn, database(CELLS + step), step_changes):
                         continue
                     step_changes = changes_of(step_changes)
-                timed = timed or any(
-                    change.due is not None or change.wall is not None for change in step_changes
-                )
+                timed = timed or any(change.due is not None or change.wall is not None for change in step_changes)
                 if timed:
                     _put_timed(txn, database(CELLS + step), [database(name) for name in names], step_changes)
                 else:
