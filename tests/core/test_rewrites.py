@@ -133,6 +133,18 @@ def test_a_migration_may_give_state_other_keys() -> None:
         assert all(driver.state("total").get(k) == v for k, v in expected.items())
 
 
+def test_a_migration_that_makes_one_key_of_two_is_refused() -> None:
+    def one(key: str, total: int) -> tuple[str, int]:
+        return "all", total
+
+    with mp.testing.TestDriver(totals(3)) as driver:
+        driver.send("rows", ROWS[:30])
+        with pytest.raises(mp.errors.Incompatible, match="gives several keys the state of 'all'"):
+            driver.restart(totals(3, version=2, migrate={1: one}))
+        driver.restart(totals(3), lose_replicas=True)
+        assert dict(driver.state("total").items()) == fold(ROWS[:30])
+
+
 def test_what_cannot_be_migrated_is_refused_and_nothing_is_touched() -> None:
     storage = open_storage("memory://")
     with mp.testing.TestDriver(totals(2), storage) as driver:

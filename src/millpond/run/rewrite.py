@@ -15,9 +15,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.clock import new_id
-from millpond.codec import partitions_of
+from millpond.codec import decode_key, partitions_of
+from millpond.errors import Incompatible
 from millpond.log import manifest as manifests
 from millpond.log import merge, pointer, segment
 from millpond.log.ledger import Ledger
@@ -135,7 +137,7 @@ class Rewriter:
 
     storage: Storage
     ledger: Ledger
-    each: Callable[[Callable[[Storage, Reshape], Reshaped], list[Reshape]], list[Reshaped]]
+    each: Callable[[Callable[[Storage, Any], Any], list[Any]], list[Any]]
     driver: str
     at: Callable[[When], None] = field(default=lambda when: None)
 
@@ -170,11 +172,37 @@ class Rewriter:
             for step, parts in result.items():
                 for partition, found in parts.items():
                     runs.setdefault(step, {}).setdefault(partition, []).extend(found)
+        self._each_once(
+            runs, {name for work in works for old, (name, *_) in work.steps.items() if old in (upgrades or {})}
+        )
         path = Paths(last.app).manifest(Attempt(last.number + 1, self.driver, new_id()))
         made = Manifest(manifests.FORMAT, last.app, last.number, last.checksum, runs)
         found_pointer = manifests.write(self.storage, path, made)
         self.at("after")
         return found_pointer
+
+    def _each_once(self, runs: Runs, steps: set[str]) -> None:
+        """A migration that makes one key of two would lose what one of them held."""
+        for step in sorted(steps):
+            parts = list(runs.get(step, {}).values())
+            doubled = [key for key in (self.each(twice, parts) if parts else []) if key is not None]
+            if doubled:
+                key = decode_key(doubled[0])
+                raise Incompatible(
+                    f"step {step!r}: its migration gives several keys the state of {key!r}, and one of them would be "
+                    "lost. Give every key a new one of its own; nothing was changed."
+                )
+
+
+def twice(storage: Storage, runs: list[Run]) -> bytes | None:
+    """A key with a cell that is in the runs more than once, if there is one."""
+    names = ["key", "cell"]
+    tables = [segment.state_table(pointer.read(storage, part.file)).select(names) for run in runs for part in run]
+    if not tables:
+        return None
+    counted = pa.concat_tables(tables).group_by(names).aggregate([([], "count_all")])
+    found = counted.filter(pc.greater(counted.column("count_all"), 1))
+    return found.column("key")[0].as_py().encode() if len(found) else None
 
 
 def fields(manifest: Pointer, last: Record, why: str, **own: Any) -> dict[str, Any]:
