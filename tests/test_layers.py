@@ -27,7 +27,7 @@ FLOORS = [
     ("run",),
     ("runtimes",),
     ("sources", "sinks", "view", "upkeep"),
-    ("app",),
+    ("app", "opened"),
     ("testing",),
     ("millpond",),
     ("demo",),

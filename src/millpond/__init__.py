@@ -22,8 +22,9 @@ from millpond.aggregations import (
     sum,
     top,
 )
-from millpond.app import App, open
+from millpond.app import App
 from millpond.flow import BadRow, Chunk, Delivery, JsonLines, Limit, Sink, Source, Split
+from millpond.opened import open
 from millpond.pipeline.fields import epoch_ms, epoch_s
 from millpond.pipeline.keyed import JoinedStream, KeyedStream
 from millpond.pipeline.stream import Stream

@@ -486,48 +486,6 @@ class App(Upkeep):
         return Ledger(self.storage, self.name, self._clock).newest()
 
 
-class ReadOnlyApp(Upkeep):
-    """An app's state, seen from another process."""
-
-    def __init__(self, state_dir: str, name: str) -> None:
-        self.name, self.storage, self._clock = name, open_storage(state_dir), SystemClock()
-        if Ledger(self.storage, name, self._clock).newest() is None:
-            raise InvalidUse(f"{self.storage.url} holds no app {name!r}: check state_dir and the app's name")
-
-    @property
-    def _kept(self) -> Storage:
-        return self.storage
-
-    def state(self, step: str) -> StateView:
-        """A step's state, as of the newest commit.
-
-        >>> import millpond as mp
-        >>> def total(who): return mp.open("state", "orders").state("total").get(who)
-        """
-        return StateView(self.storage, self.name, step, self._clock)
-
-    @property
-    def newest(self) -> Record | None:
-        """The newest record of the ledger.
-
-        >>> import millpond as mp
-        >>> def batch(): return mp.open("state", "orders").newest.number
-        """
-        return Ledger(self.storage, self.name, self._clock).newest()
-
-
-def open(state_dir: str, name: str) -> ReadOnlyApp:
-    """An app's state, read-only, from any process that can read its `state_dir`.
-
-    >>> import millpond as mp
-    >>> mp.open("memory://shared", "orders")
-    Traceback (most recent call last):
-    ...
-    millpond.errors.InvalidUse: memory://shared holds no app 'orders': check state_dir and the app's name
-    """
-    return ReadOnlyApp(state_dir, name)
-
-
 def _is_record_type(value: Any) -> bool:
     return isinstance(value, type) and (is_dataclass(value) or issubclass(value, msgspec.Struct))
 

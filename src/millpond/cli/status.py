@@ -13,7 +13,6 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from millpond.app import ReadOnlyApp
 from millpond.cli.output import Format, Printed, line, size, table
 from millpond.cli.place import AppName, StateDir, chosen
 from millpond.clock import SystemClock, as_datetime
@@ -22,6 +21,7 @@ from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
 from millpond.log.paths import Paths, unsafe
 from millpond.log.record import Record, StreamTime
+from millpond.opened import ReadOnlyApp
 from millpond.run.batch import positions_of
 from millpond.run.heartbeat import seems_running
 from millpond.storage import Storage

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from millpond.app import App, ReadOnlyApp
+from millpond.app import App
 from millpond.cli.loading import loaded
 from millpond.cli.place import AppName, StateDir, chosen
 from millpond.cli.waiting import waiting
 from millpond.errors import InvalidUse
+from millpond.opened import ReadOnlyApp
 from millpond.run.maintenance import saved_in
 from millpond.storage import open_storage
 
