@@ -78,6 +78,7 @@ def test_kill_9_of_drivers_and_workers_loses_nothing_and_doubles_nothing(
             running.kill()
             running = program("totals", tmp_path)
         killed[what] += 1
+    feed(2 * ROUNDS + 5000)  # so that the last one to start has something to do, and is seen to do it
     rows.sort(key=lambda row: row["id"])
     # Files are read in the order of their names among those that are there, so the order of a key is
     # that in which the sink got it; what must hold is each row once, and totals that add up on the way.

@@ -86,6 +86,7 @@ def test_kill_9_loses_and_doubles_no_pane_no_timer_and_no_pair(program: type[Pro
             there = eventually(lambda pid=running.pid: workers(pid), "a Python worker")  # type: ignore[misc]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(chance.choice(there), signal.SIGKILL)
+    feed(ROUNDS + 1)  # so that the last one to start has something to do, and is seen to do it
     eventually(lambda: len(held(tmp_path / "ids")) >= len(sent["in"]), "all rows")
     running.send(signal.SIGTERM)
     running.succeed()

@@ -9,8 +9,8 @@ from millpond.pipeline.graph import Program
 from millpond.pipeline.phases import phases
 from millpond.run.runtime import Runtime
 
-FEW = 2  # batches, one after the other, that found little
-PATIENCE = 10.0  # seconds after which these mean that what comes now was not there at the beginning
+FEW = 10  # batches, one after the other, that found little
+PATIENCE = 60.0  # seconds after which these mean that what comes now was not there at the beginning
 
 
 @dataclass
