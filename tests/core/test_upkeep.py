@@ -119,6 +119,20 @@ def test_a_rollback_to_what_is_not_there_is_refused(place: Path) -> None:
             app.rollback(batch)
 
 
+def test_a_batch_that_was_set_aside_is_not_gone_back_to(place: Path) -> None:
+    app = shop(place)
+    run(app)
+    app.rollback(2)
+    newest = run(app)
+    with pytest.raises(mp.errors.InvalidUse, match="batch 4 was set aside when the app was rolled back to batch 2"):
+        app.rollback(4)
+    app.rollback(newest - 3)
+    app.rollback(2)
+    run(app)
+    assert sum(totals(app).values()) == 6 * 45
+    assert len(held(place / "out-shop")) == 60
+
+
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("partitions", [1, 5])
 def test_a_savepoint_starts_another_app(place: Path, compacted: bool, partitions: int) -> None:

@@ -153,7 +153,11 @@ class Soak:
     def rollback(self) -> None:
         newest = mp.open(str(self.folder / "state"), "soak").newest
         assert newest is not None
-        self.app().rollback(max(newest.born + 1, newest.number - self.chance.randrange(1, 15)))
+        try:
+            self.app().rollback(max(newest.born + 1, newest.number - self.chance.randrange(1, 15)))
+        except mp.errors.InvalidUse as error:
+            assert "was set aside" in str(error)
+            return
         newest = mp.open(str(self.folder / "state"), "soak").newest
         assert newest is not None
         self.partitions = newest.partitions

@@ -69,6 +69,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     time: float
     epoch: int = 0  # the number of the last rewrite: replicas from before it hold other state
     why: str = ""  # of a rewrite, in words
+    back: int | None = None  # the batch that a rollback went back to
     previous: str  # the checksum of the record before: a record of another history never fits
     partitions: int
     positions: dict[str, Position] = field(default_factory=dict)

@@ -119,6 +119,13 @@ class Caretaker:
         """Go back to an earlier batch: state, positions and event time as they were when it had been committed."""
         last = self.newest("rollback")
         of = self._reachable(batch, last)
+        for later in self.ledger.between(of.number, last.number):
+            if later.back is not None and later.back < of.number:
+                # What its sinks were given has been taken back since: its state would be there, and its outputs not.
+                raise InvalidUse(
+                    f"rollback: batch {batch} was set aside when the app was rolled back to batch {later.back}. Choose "
+                    f"that one or an earlier one, or one after record {later.number}; nothing was changed."
+                )
         undelivered = sorted(
             sink for sink, upto in last.deliveries.items() if upto < of.number and self._open(sink, upto, of)
         )
@@ -137,6 +144,7 @@ class Caretaker:
             manifest,
             last,
             f"roll back to batch {of.number}",
+            back=of.number,
             partitions=of.partitions,
             positions=of.positions,
             watermarks=of.watermarks,
