@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ async def doubled(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "twice": 2 * row["n"]}
 
 
-def shop(folder: Path, updates: Any) -> mp.App:
+def shop(folder: Path, updates: Any, sink: Any = None) -> mp.App:
     app = mp.App("shop", str(folder / "state"), partitions=4, local_dir=str(folder / "local"))
     changed = app.stream("updates", updates).key_by("sku")
     here = app.table("prices here", changed, deleted=lambda row: row["price"] is None)
@@ -34,7 +35,7 @@ def shop(folder: Path, updates: Any) -> mp.App:
     known = found.lookup("region", mp.external(regions), on="code").map_async(doubled)
     both = known.key_by(sku=lambda row: row["article"])
     both.lookup("here", here, merge=lambda row, found: {**row, "here": price(found)}).to(
-        "out", mp.sinks.files(folder / "out")
+        "out", sink or mp.sinks.files(folder / "out")
     )
     return app
 
@@ -82,3 +83,15 @@ def test_rows_find_what_tables_hold_in_every_run(spark: SparkSession, tmp_path: 
     assert by_n(held(tmp_path / "out"))[300:] == expected([*orders(1000), *orders(2000)], prices(500, 3))
     left = {row["sku"]: row for row in prices(500, 3) if row["price"] is not None}
     assert dict(last.state("prices here").items()) == dict(last.state("prices everywhere").items()) == left
+
+
+def test_a_streaming_dataframe_feeds_a_table_before_others_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / "updates" / f"{number}.jsonl", [{"sku": sku, "price": number} for sku in SKUS])
+        # Spark reads files in the order of their times, and those of one millisecond in any.
+        os.utime(tmp_path / "updates" / f"{number}.jsonl", (1_700_000_000 + number,) * 2)
+    write(tmp_path / "orders" / "1.jsonl", orders(0))
+    reader = spark.readStream.schema("sku string, price int").option("maxFilesPerTrigger", 1)
+    sink = mp.sinks.memory()
+    shop(tmp_path, reader.json(str(tmp_path / "updates")), sink).run(until="caught-up", spark=spark)
+    assert by_n(sink.rows) == expected(orders(0), [{"sku": sku, "price": 2} for sku in SKUS])
