@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -38,7 +39,7 @@ class StateChange:
     deleted: bool = False
 
 
-class Upkeep:
+class Upkeep(ABC):
     """The actions of an app, and of one that is only opened. Each refuses to begin while the app runs, changes
     nothing until its one commit, and can be killed at any moment and called again.
     """
@@ -47,8 +48,9 @@ class Upkeep:
     _clock: Clock
 
     @property
+    @abstractmethod
     def _kept(self) -> Storage:
-        raise NotImplementedError
+        """Where the app's log lives."""
 
     def _caretaker(self, progress: Progress | None = None) -> Caretaker:
         made = Caretaker(self._kept, self.name, self._clock)

@@ -8,6 +8,7 @@ windows, is done or not done as a whole: where a function of the user's raises, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from typing import Any
@@ -27,7 +28,7 @@ from millpond.windows.triggers import Cause, Event, Trigger
 Saved = list[Any]  # what a row has touched, as it was
 
 
-class Windows:
+class Windows(ABC):
     """A window step at work on one batch of one partition. Each kind of window is a class that goes on from here."""
 
     MERGING = False  # whether windows join
@@ -59,34 +60,35 @@ class Windows:
 
     def measure(self, unit: Unit) -> None:
         """Turn sizes into ticks; called once, when the unit of the times is known."""
+        return None
 
+    @abstractmethod
     def meet(self, key: bytes, at: int | None, row: Any, saved: Saved) -> tuple[list[Window], list[Any]]:
         """The open windows that a row belongs to, oldest first, each saved; and the extents of those it missed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def closes(self, w: Window) -> int:
         """The watermark at which a window closes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def held(self) -> Iterator[Window]:
         """The windows that this batch has met, alive or not."""
-        raise NotImplementedError
 
+    @abstractmethod
     def met(self, key: bytes, cell: bytes) -> Window | None:
         """The window that was read from a cell, if this batch has met it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open(self, key: bytes) -> list[Window]:
         """All open windows of a key, oldest first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, entry: Entry) -> Window:
         """The window of a cell that this batch has not met."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self, key: bytes, newest: int) -> list[Window]:
         """The windows of a key that may have something to do when its own time has come so far."""
-        raise NotImplementedError
 
     def counted(self, w: Window, key: bytes, saved: Saved) -> bool:
         """Called when a row has been counted: whether the window closes with it."""
@@ -94,9 +96,11 @@ class Windows:
 
     def ending(self) -> None:
         """All rows of the batch have come."""
+        return None
 
     def passed(self) -> None:
         """What the watermark had to do is done."""
+        return None
 
     def time(self, w: Window) -> int | None:
         """The time of what a window puts out: the last instant that it covers."""
