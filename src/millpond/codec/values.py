@@ -78,6 +78,16 @@ class Codec:
             "$enum": self._read_enum,
         }
 
+    @property
+    def types(self) -> tuple[type, ...]:
+        """The types that it was given, and those that these name: for another codec of the same.
+
+        >>> from millpond.codec import Codec
+        >>> Codec().types
+        ()
+        """
+        return tuple(self._types.values())
+
     def encode(self, value: Any) -> bytes:
         """One value as JSON text. Raises `NotEncodable` for what would not come back as it is.
 
