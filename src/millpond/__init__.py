@@ -34,6 +34,7 @@ from millpond.run.maintenance import Verdict
 from millpond.run.rebuild import Difference
 from millpond.steps.external import external
 from millpond.steps.failure import retry
+from millpond.steps.migration import lazily
 from millpond.steps.state import State, StateList, StateMap
 from millpond.steps.timers import Timer, Timers
 from millpond.steps.ttl import ttl
@@ -99,6 +100,7 @@ __all__ = [
     "hopping",
     "last",
     "latest",
+    "lazily",
     "max",
     "mean",
     "min",

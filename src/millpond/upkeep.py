@@ -16,6 +16,7 @@ from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.run.maintenance import Caretaker, Progress, Verdict, verified
 from millpond.run.retention import Keep, keeping
+from millpond.steps.migration import MARK
 from millpond.storage import Storage, open_storage
 
 
@@ -165,6 +166,8 @@ class Upkeep(ABC):
             for files in record.segments.get(step, {}).values():
                 for file in files:
                     for change in segment.unpack_state(pointer.read(storage, file)):
+                        if change.cell == MARK:
+                            continue
                         gone = change.value is None
                         yield StateChange(
                             record.number,

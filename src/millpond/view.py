@@ -30,6 +30,7 @@ from millpond.steps.entries import MORTAL, is_state, living
 from millpond.steps.join_buffer import JOINS, shown
 from millpond.steps.state import assemble
 from millpond.steps.table import ROW
+from millpond.steps.upgrading import upgraded
 from millpond.steps.window_view import open_windows
 from millpond.storage import Storage
 
@@ -165,6 +166,9 @@ class StateView:
         self, view: View, kind: str, record: Record, key: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes, bytes]]:
         """Key, cell and value of what the step holds, of all keys or of one; what is over by now is not there."""
+        info = record.steps.get(self._name)
+        if self._step is not None and info is not None and info.oldest < self._step.version:
+            view = upgraded(view, self._step, info.oldest, self._types)
         entries = view.entries(self._name, key)
         if kind not in MORTAL and kind != "table":
             return ((e.key, e.cell, e.value) for e in entries)

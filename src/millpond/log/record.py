@@ -38,6 +38,12 @@ class StepInfo(Struct, omit_defaults=True):
     kind: str
     version: int = 1
     detail: dict[str, Any] = field(default_factory=dict)
+    unmarked: int | None = None  # the version of state without a mark of its own, where older state may be left
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version that any of its state may have."""
+        return self.version if self.unmarked is None else self.unmarked
 
 
 class SparkBatch(Struct, omit_defaults=True):

@@ -15,7 +15,8 @@ class Kept(TypedDict, total=False):
 
     `type` is the class of the state, or several, where workers must be told of it. `ttl` is how long it lives.
     `version` says which shape of it the program knows, and `migrate[v]` makes version v + 1 of version v: a
-    function of the value, or of key and value that returns both. `renamed_from` is the name that the state was
+    function of the value, or of key and value that returns both; `mp.lazily` lets them wait until they are needed.
+    `renamed_from` is the name that the state was
     kept under before. `on_error` says what happens to rows that fail.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from millpond.errors import InvalidUse
@@ -12,7 +13,9 @@ from millpond.pipeline.kept import checked_versions
 from millpond.pipeline.stream import Stream
 from millpond.steps.base import Step
 from millpond.steps.failure import OnError, checked
+from millpond.steps.migration import Lazily
 from millpond.steps.ttl import Lifetime, checked_ttl
+from millpond.steps.upgrading import begin_lazily
 from millpond.timing import Duration
 
 if TYPE_CHECKING:
@@ -55,7 +58,12 @@ class Stepping(Stream[R], Generic[K, R]):
         policy: OnError = self._node.on_error if on_error is None else checked(on_error, f"{kind}({name!r})")
         types = () if type is None else ((type,) if isinstance(type, _CLASS) else tuple(type))
         migrations = checked_versions(version, migrate, f"{kind}({name!r})")
-        step = Step(name, kind, begin, options, policy, types, detail, version, migrations, renamed_from, holds)
+        is_lazy = isinstance(migrate, Lazily)
+        if is_lazy:
+            begin = partial(begin_lazily, begin)
+        step = Step(
+            name, kind, begin, options, policy, types, detail, version, migrations, renamed_from, holds, is_lazy
+        )
         inputs: tuple[int, ...] = (self._node.id,)
         if other is not None:
             inputs = tuple(stream._same(g.Side(side)).id for side, stream in enumerate((self, other)))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpond.codec import Codec, decode_key, encode_key
 from millpond.errors import Incompatible, InvalidUse
 from millpond.log.record import Record, StepInfo
-from millpond.log.segment import Change
 from millpond.pipeline.graph import Program
 from millpond.run.rewrite import Upgrade
 from millpond.steps.base import Step
-from millpond.steps.state import cell_of, name_of
+from millpond.steps.migration import Migration
+from millpond.steps.upgrading import UNMARKED
 
 
 @dataclass(frozen=True)
@@ -72,82 +69,44 @@ def _kept_as(program: Program, step: Step, last: Record) -> str | None:
 
 
 def _upgrade(program: Program, step: Step, info: StepInfo) -> Upgrade | None:
-    if info.version == step.version:
-        return None
+    """What must be done to all of a step's state now. Of what is migrated lazily, nothing, if it can be migrated."""
     where = f"app {program.app!r}: step {step.name!r}"
     if info.version > step.version:
         raise Incompatible(
             f"{where} keeps state of version {info.version}, and the program says version={step.version}. Run the "
             "newer program, or roll back to a batch before the migration; nothing was changed."
         )
-    missing = [v for v in range(info.version, step.version) if v not in step.migrate]
+    if info.oldest == step.version:
+        return None
+    missing = [v for v in range(info.oldest, step.version) if v not in step.migrate]
     if missing:
+        left = "keeps" if info.unmarked is None else "was migrated lazily, and may still keep"
+        says = f"say version={info.version}" if info.version != step.version else "bring the function back"
         raise Incompatible(
-            f"{where} keeps state of version {info.version}, and the program says version={step.version} without a "
-            f"way from {missing[0]} to {missing[0] + 1}. Add migrate={{{missing[0]}: function}}, say "
-            f"version={info.version}, or give the step another name; nothing was changed."
+            f"{where} {left} state of version {info.oldest}, and the program says version={step.version} without a "
+            f"way from {missing[0]} to {missing[0] + 1}. Add migrate={{{missing[0]}: function}}, {says}, or give the "
+            "step another name; nothing was changed."
         )
-    functions = [step.migrate[v] for v in range(info.version, step.version)]
-    return Migration(step.name, step.kind, functions, program.types)
+    return (
+        None if step.lazy else Migration(step.name, step.kind, step.migrate, info.oldest, step.version, program.types)
+    )
 
 
-@dataclass(frozen=True)
-class Migration:
-    """The user's functions over the cells of one key."""
-
-    step: str
-    kind: str
-    functions: list[Callable[..., Any]]
-    types: tuple[type, ...]
-
-    def __call__(self, cells: list[Change]) -> list[Change]:
-        codec = Codec(self.types, unknown="plain")
-        key = decode_key(cells[0].key)
-        if self.kind in ("stateful_map", "table"):
-            found = [cell for cell in cells if not cell.cell]
-            if found:
-                key, value = self._run(key, codec.decode(found[0].value or b"null"))
-                if value is None:
-                    return []
-                found = [found[0]._replace(value=codec.encode(value))]
-            beside = [cell for cell in cells if cell.cell]  # the time of a table's row
-            return [cell._replace(key=encode_key(key)) for cell in found + beside]
-        named = {cell.cell: codec.decode(cell.value or b"null") for cell in cells if cell.cell.startswith(b"v:")}
-        names = {name_of(cell): cell for cell in named}
-        key, changed = self._run(key, {name: named[cell] for name, cell in names.items()})
-        encoded = encode_key(key)
-        if changed is None:
-            return []
-        kept = [cell._replace(key=encoded) for cell in cells if not cell.cell.startswith(b"v:")]
-        times = {cell.cell: cell for cell in cells}
-        for name, value in changed.items():
-            cell = cell_of("v", name)
-            before = times.get(cell)
-            due, wall = (None, None) if before is None else (before.due, before.wall)
-            kept.append(Change(encoded, cell, codec.encode(value), due, wall))
-        return kept
-
-    def _run(self, key: Any, value: Any) -> tuple[Any, Any]:
-        for function in self.functions:
-            try:
-                if takes_key(function):
-                    key, value = function(key, value)
-                else:
-                    value = function(value)
-            except Exception as error:
-                raise Incompatible(
-                    f"step {self.step!r}: its migration raised {type(error).__name__}: {error}, for the key {key!r} "
-                    f"and the value {value!r}. Nothing was changed."
-                ) from error
-            if value is None:
-                break
-        return key, value
+def described(program: Program, last: Record) -> dict[str, StepInfo]:
+    """What a record that follows says of the program's steps."""
+    found = {}
+    for name, step in program.steps.items():
+        before = last.steps.get(name)
+        older = before is not None and before.oldest < step.version
+        found[name] = StepInfo(step.kind, step.version, step.detail, before.oldest if older and before else None)
+    return found
 
 
-def takes_key(function: Callable[..., Any]) -> bool:
-    """Whether a migration is of a key and its value, and not of the value alone."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 2
+def details(program: Program, last: Record) -> dict[str, dict[str, Any]]:
+    """What the tasks of a batch are told of the state that their steps go on with."""
+    found = {name: info.detail for name, info in last.steps.items()}
+    for name, step in program.steps.items():
+        info = last.steps.get(name)
+        if info is not None and info.oldest < step.version:
+            found[name] = {**info.detail, UNMARKED: info.oldest}
+    return found

@@ -10,9 +10,9 @@ import msgspec
 from millpond.clock import Clock, new_id
 from millpond.errors import Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
-from millpond.log.record import FORMAT, Kind, Record, StepInfo
+from millpond.log.record import FORMAT, Kind, Record
 from millpond.pipeline.graph import Program
-from millpond.run.adapt import Adaptation, adaptation
+from millpond.run.adapt import Adaptation, adaptation, described, details
 from millpond.run.context import Context, Moment, by_partition
 from millpond.run.plan import check_steps
 from millpond.run.rewrite import Rewriter, fields
@@ -98,7 +98,9 @@ class Owner:
         steps = {what.names.get(step, step): info for step, info in before.steps.items()}
         for step in self._program.steps.values():
             if step.name in steps:
-                steps[step.name] = msgspec.structs.replace(steps[step.name], version=step.version)
+                info = steps[step.name]
+                older = info.oldest if step.lazy and info.oldest < step.version else None
+                steps[step.name] = msgspec.structs.replace(info, version=step.version, unmarked=older)
         renamed = {name: dict(held) for name, held in (("reached", before.reached), ("due", before.due))}
         for old, new in what.names.items():
             for held in renamed.values():
@@ -110,13 +112,12 @@ class Owner:
 
     def write(self, kind: Kind, delivered: dict[str, int], **own: Any) -> Record:
         """Write the next record, or stop as `Fenced`. It also says what has been delivered by now."""
-        steps = {name: StepInfo(step.kind, step.version, step.detail) for name, step in self._program.steps.items()}
         record = self.last.followed_by(
             kind,
             **{
                 **self._signed(),
                 "deliveries": {sink: delivered[sink] for sink in self._program.sinks},
-                "steps": {**self.last.steps, **steps},
+                "steps": {**self.last.steps, **described(self._program, self.last)},
                 **own,
             },
         )
@@ -136,7 +137,6 @@ class Owner:
     def context(self, now: float, home: str | None, moment: Moment) -> Context:
         """The next batch, as its tasks see it."""
         last = self.last
-        details = {step: info.detail for step, info in last.steps.items()}
         return Context(
             app=last.app,
             incarnation=last.incarnation,
@@ -152,5 +152,5 @@ class Owner:
             checksums={record.number: record.checksum for record in self._recent},
             epoch=last.epoch,
             manifest=last.manifest,
-            moment=replace(moment, reached=last.reached, details=details),
+            moment=replace(moment, reached=last.reached, details=details(self._program, last)),
         )

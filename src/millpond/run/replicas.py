@@ -20,12 +20,15 @@ from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
 from millpond.log.record import Record
 from millpond.log.segment import Change
+from millpond.pipeline.graph import Program
 from millpond.replica import Replica, View, home
 from millpond.replica.cells import Damaged
 from millpond.replica.local import Applied, Changes, replicated
 from millpond.run.context import Context, Incomplete, Segments, by_partition
 from millpond.run.filling import Filling
+from millpond.steps.migration import MARK
 from millpond.steps.table import ROW, Reader
+from millpond.steps.upgrading import UNMARKED, upgraded
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")
@@ -191,17 +194,27 @@ class _Laid:
         return [over[key] if key in over else next(committed) for key in keys]
 
 
-def laid_over(storage: Storage, context: Context, partition: int, view: View) -> Callable[[str], Reader]:
+def laid_over(
+    storage: Storage, program: Program, context: Context, partition: int, view: View
+) -> Callable[[str], Reader]:
     """Readers of the tables of this partition whose stage has been run."""
 
     def reader(step: str) -> Reader:
         made = context.made.get(step, {}).get(partition, [])
-        return _Laid(step, view, lambda: _made(storage, made))
+        return _Laid(step, _newest(program, context, step, view), lambda: _made(storage, made))
 
     return reader
 
 
-def with_tables(storage: Storage, context: Context, steps: Sequence[str], use: Callable[[Tables], T]) -> T:
+def _newest(program: Program, context: Context, step: str, view: View) -> View:
+    """A table in its newest version, where some of it may be older."""
+    unmarked = context.moment.details.get(step, {}).get(UNMARKED)
+    return upgraded(view, program.steps[step], unmarked, program.types)
+
+
+def with_tables(
+    storage: Storage, program: Program, context: Context, steps: Sequence[str], use: Callable[[Tables], T]
+) -> T:
     """Catch up the replicas of whole tables on this host, and use them; what is damaged is built anew.
 
     Like a partition's replica they stand exactly at the record that the batch builds on. `use` may be called again.
@@ -217,7 +230,7 @@ def with_tables(storage: Storage, context: Context, steps: Sequence[str], use: C
                     f"table {step!r} at record {view.position}, batch {context.batch} needs {context.base}"
                 )
             made = [p for part in context.made.get(step, {}).values() for p in part]
-            laid = _Laid(step, view, lambda: _made(storage, made))
+            laid = _Laid(step, _newest(program, context, step, view), lambda: _made(storage, made))
 
             def read(keys: Sequence[bytes]) -> list[bytes | None]:
                 try:
@@ -226,7 +239,7 @@ def with_tables(storage: Storage, context: Context, steps: Sequence[str], use: C
                     raise _Astray(step) from error
 
             try:
-                return with_tables(storage, context, others, lambda tables: use({step: read, **tables}))
+                return with_tables(storage, program, context, others, lambda tables: use({step: read, **tables}))
             except _Astray as error:
                 raise (Damaged(str(error.__cause__)) if error.args == (step,) else error) from error
 
@@ -251,17 +264,17 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _missing_everywhere(storage: Storage, context: Context, step: str, position: int) -> Iterator[Applied]:
-    """The same for all of one table, and for its rows alone."""
+    """The same for all of one table, and for its rows and their versions alone."""
     if position < 0 and context.manifest is not None:
         manifest = manifests.read(storage, context.manifest)
         yield manifest.upto, _compacted_everywhere(storage, manifest, step)
         position = manifest.upto
     for number, checksum, partitions in _records(storage, context, position):
         changes = [
-            Change(change.key, ROW, change.value)
+            Change(change.key, change.cell, change.value)
             for segments in partitions.values()
             for change in _made(storage, segments.get(step, []))
-            if change.cell == ROW
+            if change.cell in (ROW, MARK)
         ]
         yield number, {HISTORY: [Change(b"record", b"", checksum.encode())], step: changes}
 
@@ -271,7 +284,7 @@ def _compacted_everywhere(storage: Storage, manifest: Manifest, step: str) -> It
     for runs in manifest.runs.get(step, {}).values():
         for part in (part for run in runs for part in run):
             changes = segment.unpack_state(pointer.read(storage, part.file))
-            yield step, [Change(change.key, ROW, change.value) for change in changes if change.cell == ROW]
+            yield step, [Change(c.key, c.cell, c.value) for c in changes if c.cell in (ROW, MARK)]
 
 
 def _made(storage: Storage, pointers: list[pointer.Pointer]) -> Iterator[Change]:

@@ -207,7 +207,7 @@ def _keyed(
 
         return caught_up(storage, context, partition, with_these, anew=rebuild)
 
-    return with_tables(storage, context, program.tables_everywhere(stage), work_on)
+    return with_tables(storage, program, context, program.tables_everywhere(stage), work_on)
 
 
 def _fetched(storage: Storage, piece: Piece) -> bytes:
@@ -233,7 +233,7 @@ def _with_state(
         if view.position != context.base:
             raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {context.base}")
         ends = context.moment.ends or {}
-        laid = laid_over(storage, context, partition, view)
+        laid = laid_over(storage, program, context, partition, view)
         work.begin(view, marks(program, context.moment, ends), lambda step: tables.get(step) or laid(step))
         for exchange, blobs in arrived.items():
             for rows in in_order(blobs, work.codec):

@@ -79,6 +79,7 @@ class Step:
     migrate: dict[int, Callable[..., Any]] = field(default_factory=dict)  # from a version to the next
     renamed_from: str | None = None
     holds: tuple[Duration, ...] | None = ()  # what its output may lag behind its input; None: for ever
+    lazy: bool = False  # whether state is migrated when it is met, and not before the first batch
 
     def start(self, turn: Turn) -> Running:
         return self.begin(self, turn)

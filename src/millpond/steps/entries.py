@@ -203,8 +203,8 @@ def living(entries: Iterable[Entry], wall: int) -> Iterator[tuple[bytes, bytes, 
 
 
 def is_state(cell: bytes) -> bool:
-    """Whether a cell holds state, and not a timer or a TTL."""
-    return not cell.startswith((*TIMERS, b"x:"))
+    """Whether a cell holds state, and not a timer, a TTL or a version."""
+    return not cell.startswith((*TIMERS, b"x:", b"~"))
 
 
 def _own(cell: bytes) -> bytes:

@@ -1,0 +1,143 @@
+"""Migrations: the user's functions over state of older versions, all of it at once or a key when it is met.
+
+State that is migrated lazily lies side by side in several versions. A key whose state was written since has a cell
+beside it that says in which version:
+
+    ~   the version of the key's state; where it is missing, the record says from which version the state is
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from millpond.codec import Codec, decode_key, encode_key
+from millpond.errors import Incompatible, InvalidUse
+from millpond.log.segment import Change
+from millpond.steps.state import cell_of, name_of
+
+MARK = b"~"
+SINGLE = ("stateful_map", "table")  # steps that keep one value per key
+LAZY = (*SINGLE, "apply", "flat_apply", "update", "stateful_filter", "process")
+
+
+class Lazily(dict[int, Callable[..., Any]]):
+    """Migrations that are run on a key's state when it is met, and not before the first batch."""
+
+
+def lazily(migrate: Mapping[int, Callable[..., Any]]) -> Lazily:
+    """A `migrate=` that rewrites nothing at the start: a key's state is migrated when it is next needed.
+
+    The first row, timer or expiry that meets a key of an older version migrates its state, which is stored in the new
+    version with that batch. Who only reads it (`app.state`, a `lookup`) is given the migrated value. Functions of the
+    value alone may be run so: other keys belong to other partitions, so they need a migration of all state at once.
+
+    >>> import millpond as mp
+    >>> app = mp.App("orders")
+    >>> orders = app.stream("orders", mp.sources.rows([])).key_by("customer")
+    >>> def add_up(customer, order, account):
+    ...     return None, {"total": account["total"] + order["amount"]}
+    >>> def upgrade(total):
+    ...     return {"total": total}
+    >>> totals = orders.stateful_map(
+    ...     "total", add_up, initial={"total": 0}, version=2, migrate=mp.lazily({1: upgrade})
+    ... )
+    """
+    if not isinstance(migrate, Mapping):
+        raise InvalidUse(f"lazily: expected migrations by version such as {{1: upgrade}}, got {migrate!r}")
+    for version, function in migrate.items():
+        if callable(function) and takes_key(function):
+            raise InvalidUse(
+                f"lazily: the migration from version {version} is a function of key and value, and a key that changes "
+                "must move before the first row of its new name comes. Say migrate= without lazily, or make it a "
+                "function of the value alone."
+            )
+    return Lazily(migrate)
+
+
+@dataclass(frozen=True)
+class Migration:
+    """The user's functions over the cells of one key."""
+
+    step: str
+    kind: str
+    functions: Mapping[int, Callable[..., Any]]
+    oldest: int  # the version of state that has no mark
+    version: int  # the one that it is brought to
+    types: tuple[type, ...] = ()
+
+    @cached_property
+    def _codec(self) -> Codec:
+        return Codec(self.types, unknown="plain")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_codec"}
+
+    def of(self, mark: bytes | None) -> int:
+        """The version of a key's state, by its mark."""
+        return self.oldest if mark is None else int(mark)
+
+    def __call__(self, cells: list[Change]) -> list[Change]:
+        """The cells that take the place of those of a key; no mark is among them."""
+        version = self.of(next((cell.value for cell in cells if cell.cell == MARK), None))
+        cells = [cell for cell in cells if cell.cell != MARK]
+        if not cells or version >= self.version:
+            return cells
+        return self._single(cells, version) if self.kind in SINGLE else self._named(cells, version)
+
+    def _single(self, cells: list[Change], version: int) -> list[Change]:
+        key = decode_key(cells[0].key)
+        found = [cell for cell in cells if not cell.cell]
+        if found:
+            key, value = self._run(key, self._codec.decode(found[0].value or b"null"), version)
+            if value is None:
+                return []
+            found = [found[0]._replace(value=self._codec.encode(value))]
+        beside = [cell for cell in cells if cell.cell]  # the time of a table's row
+        return [cell._replace(key=encode_key(key)) for cell in found + beside]
+
+    def _named(self, cells: list[Change], version: int) -> list[Change]:
+        named = {
+            name_of(cell.cell): self._codec.decode(cell.value or b"null")
+            for cell in cells
+            if cell.cell.startswith(b"v:")
+        }
+        key, changed = self._run(decode_key(cells[0].key), named, version)
+        encoded = encode_key(key)
+        if changed is None:
+            return []
+        kept = [cell._replace(key=encoded) for cell in cells if not cell.cell.startswith(b"v:")]
+        times = {cell.cell: (cell.due, cell.wall) for cell in cells}
+        for name, value in changed.items():
+            place = cell_of("v", name)
+            kept.append(Change(encoded, place, self._codec.encode(value), *times.get(place, (None, None))))
+        return kept
+
+    def _run(self, key: Any, value: Any, version: int) -> tuple[Any, Any]:
+        for number in range(version, self.version):
+            function = self.functions[number]
+            try:
+                if takes_key(function):
+                    key, value = function(key, value)
+                else:
+                    value = function(value)
+            except Exception as error:
+                raise Incompatible(
+                    f"step {self.step!r}: its migration raised {type(error).__name__}: {error}, for the key {key!r} "
+                    f"and the value {value!r}. Nothing was changed."
+                ) from error
+            if value is None:
+                break
+        return key, value
+
+
+def takes_key(function: Callable[..., Any]) -> bool:
+    """Whether a migration is of a key and its value, and not of the value alone."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 2

@@ -1,0 +1,179 @@
+"""A step over state of several versions: what it reads is of the newest, and what it met is written so.
+
+The step itself knows nothing of it. It is given a view that shows every key as a migration of all state would have
+left it, and what it has changed is laid over that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from millpond.log.segment import Change
+from millpond.replica import Entry, View
+from millpond.rows import Rows
+from millpond.steps.base import Running, Step, Turn
+from millpond.steps.migration import MARK, SINGLE, Migration
+
+Begin = Callable[[Step, Turn], Running]
+UNMARKED = "unmarked"  # what a batch is told of a step: the version of state that has no mark
+
+
+class UpgradedView(View):
+    """The state of a step as if all of it had been migrated. Keys are migrated when they are first met."""
+
+    def __init__(self, view: View, step: str, migration: Migration) -> None:
+        self._view, self._step, self._migration = view, step, migration
+        self.position = view.position
+        self._met: dict[bytes, dict[bytes, Entry] | None] = {}  # key → its migrated cells; None: it is read as it is
+        self._newest: set[bytes] = set()  # keys that are marked as of the newest version
+
+    def meet(self, keys: Sequence[bytes]) -> None:
+        """Migrate these keys, where that is needed: many at a price below that of one by one."""
+        fresh = [key for key in keys if key not in self._met]
+        marks = self._view.get_cells(self._step, fresh, [MARK] * len(fresh))
+        is_single = self._migration.kind in SINGLE
+        values = self._view.get_many(self._step, fresh) if is_single else [b""] * len(fresh)
+        for key, mark, value in zip(fresh, marks, values, strict=True):
+            if self._migration.of(mark) == self._migration.version:
+                self._newest.add(key)
+                self._met[key] = None
+            elif value is None:
+                self._met[key] = None
+            else:
+                self._settle(key, list(self._view.entries(self._step, key)))
+
+    def _settle(self, key: bytes, stored: list[Entry]) -> dict[bytes, Entry] | None:
+        """Migrate a key whose cells these are, unless that was done or need not be."""
+        if key in self._met:
+            return self._met[key]
+        mark = next((entry.value for entry in stored if entry.cell == MARK), None)
+        if self._migration.of(mark) == self._migration.version:
+            self._newest.add(key)
+            self._met[key] = None
+        elif all(entry.cell == MARK for entry in stored):
+            self._met[key] = None
+        else:
+            made = self._migration([Change(*entry) for entry in stored])
+            self._met[key] = {c.cell: Entry(c.key, c.cell, c.value or b"null", c.due, c.wall) for c in made}
+        return self._met[key]
+
+    def _one(self, key: bytes) -> dict[bytes, Entry] | None:
+        self.meet([key])
+        return self._met[key]
+
+    # --- reading ---
+
+    def get(self, step: str, key: bytes, cell: bytes = b"") -> bytes | None:
+        found = self.entry(step, key, cell)
+        return None if found is None else found.value
+
+    def get_many(self, step: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        return self.get_cells(step, keys, [b""] * len(keys))
+
+    def get_cells(self, step: str, keys: Sequence[bytes], cells: Sequence[bytes]) -> list[bytes | None]:
+        self.meet(keys)
+        found = self._view.get_cells(step, keys, cells)
+        for i, (key, cell) in enumerate(zip(keys, cells, strict=True)):
+            own = self._met[key]
+            if own is not None:
+                found[i] = own[cell].value if cell in own else None
+        return found
+
+    def entry(self, step: str, key: bytes, cell: bytes = b"") -> Entry | None:
+        own = self._one(key)
+        return self._view.entry(step, key, cell) if own is None else own.get(cell)
+
+    def entries(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[Entry]:
+        for each, stored in groupby(self._view.entries(step, key), lambda entry: entry.key):
+            found = list(stored)
+            own = self._settle(each, found)
+            for entry in found if own is None else [own[name] for name in sorted(own)]:
+                if entry.cell != MARK and entry.cell.startswith(cell):
+                    yield entry
+
+    def range(self, step: str, key: bytes, first: bytes, last: bytes) -> Iterator[Entry]:
+        return (entry for entry in self.entries(step, key) if first <= entry.cell <= last)
+
+    def last(self, step: str, key: bytes, first: bytes, last: bytes) -> Entry | None:
+        return max(self.range(step, key, first, last), key=lambda entry: entry.cell, default=None)
+
+    def has_times(self, step: str) -> bool:
+        return self._view.has_times(step)
+
+    def due(self, step: str, upto: int, *, wall: bool = False, after: int | None = None) -> Iterator[Entry]:
+        for entry in self._view.due(step, upto, wall=wall, after=after):
+            own = self._one(entry.key)
+            found = entry if own is None else own.get(entry.cell)
+            if found is not None and found[3:] == entry[3:]:  # a migration gives no cell another time
+                yield found
+
+    def count(self, step: str) -> int:
+        return self._view.count(step)
+
+    # --- writing ---
+
+    def changes(self, own: list[Change]) -> list[Change]:
+        """All that there is to write: the step's own changes, the keys that were migrated, and the marks."""
+        mine = {key: list(changes) for key, changes in groupby(own, lambda change: change.key)}
+        self.meet(list(mine))
+        migrated = {key for key, cells in self._met.items() if cells is not None}
+        return [change for key in sorted(mine.keys() | migrated) for change in self._of(key, mine.get(key, []))]
+
+    def _of(self, key: bytes, own: list[Change]) -> list[Change]:
+        if key in self._newest and all(change.value is not None for change in own):
+            return own
+        stored = {entry.cell: Change(*entry) for entry in self._view.entries(self._step, key)}
+        mark, cells = stored.pop(MARK, None), self._met[key]
+        after = dict(stored) if cells is None else {cell: Change(*entry) for cell, entry in cells.items()}
+        for change in own:
+            if change.value is None:
+                after.pop(change.cell, None)
+            else:
+                after[change.cell] = change
+        made = [change for cell, change in after.items() if stored.get(cell) != change]
+        made += [Change(key, cell, None) for cell in stored if cell not in after]
+        version = b"%d" % self._migration.version
+        if after and (mark is None or mark.value != version):
+            made.append(Change(key, MARK, version))
+        elif not after and mark is not None:  # a key without state has no version
+            made.append(Change(key, MARK, None))
+        return sorted(made, key=lambda change: change.cell)
+
+
+class Upgrading:
+    """A step at work on state that is migrated lazily."""
+
+    def __init__(self, begin: Begin, step: Step, turn: Turn, view: UpgradedView) -> None:
+        self._view, self._inner = view, begin(step, replace(turn, view=view))
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        assert rows.keys is not None
+        self._view.meet(rows.keys.encoded)  # what cannot be migrated ends the batch: it is no fault of a row's
+        return self._inner.run(rows, side)
+
+    def rows_of(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """As a table has it."""
+        found: list[bytes | None] = self._inner.rows_of(keys)  # type: ignore[attr-defined]
+        return found
+
+    def end(self) -> Rows | list[Rows] | None:
+        return self._inner.end()
+
+    def changes(self) -> list[Change]:
+        return self._view.changes(self._inner.changes())
+
+
+def upgraded(view: View, step: Step, oldest: int | None, types: tuple[type, ...]) -> View:
+    """A view of the newest version of a step's state, where some may be older."""
+    if oldest is None or not step.lazy:
+        return view
+    migration = Migration(step.name, step.kind, step.migrate, oldest, step.version, types)
+    return UpgradedView(view, step.name, migration)
+
+
+def begin_lazily(begin: Begin, step: Step, turn: Turn) -> Running:
+    """A step at work: through an `UpgradedView` only where state of an older version may be."""
+    view = upgraded(turn.view, step, (turn.previous or {}).get(UNMARKED), turn.codec.types)
+    return Upgrading(begin, step, turn, view) if isinstance(view, UpgradedView) else begin(step, turn)
