@@ -19,7 +19,7 @@ import msgspec
 from millpond.clock import Clock, SystemClock, new_id
 from millpond.codec import encode_key
 from millpond.errors import InvalidUse
-from millpond.flow import Delivery, Source
+from millpond.flow import Source
 from millpond.log.ledger import Ledger
 from millpond.log.record import FORMAT, Record
 from millpond.pipeline import graph as g
@@ -32,6 +32,7 @@ from millpond.run.heartbeat import seems_running
 from millpond.run.loop import Settings, run
 from millpond.run.rebuild import Difference, differences, reach, shadow_name, switched
 from millpond.run.retention import Keep, keeping
+from millpond.run.undoing import staying, taken_back
 from millpond.sinks.discard import DiscardSink
 from millpond.steps.expiring_table import begin as begin_table
 from millpond.steps.failure import OnError, checked
@@ -353,14 +354,11 @@ class App(Upkeep):
         return self.keep
 
     def _sinks_back(self, batch: int, dry_run: bool) -> str:
-        newest = Ledger(self.storage, self.name, self._clock).newest()
-        stay = []
-        for name, sink in self.program().sinks.items():
-            back = getattr(sink, "rollback", None)
-            if back is None:
-                stay.append(name)
-            elif not dry_run and newest is not None:
-                back(Delivery(self.name, newest.incarnation, name, batch, 0))
+        program = self.program()
+        newest = None if dry_run else Ledger(self.storage, self.name, self._clock).newest()
+        if newest is not None:
+            taken_back(program, newest)
+        stay = staying(program)
         return f"{', '.join(stay)} keep what they hold" if stay else "every sink goes back too"
 
     def state(self, step: str) -> StateView:

@@ -71,8 +71,9 @@ class Upkeep(ABC):
     def rollback(self, batch: int, *, dry_run: bool = False, progress: Progress | None = None) -> str:
         """Go back to an earlier batch: state, positions in the sources and event time, in one commit.
 
-        The next run reads on from there. File sinks of the program give back what came later; other sinks keep
-        what they hold, and the answer says which. The records between stay in the log until they are pruned.
+        The next run reads on from there. File sinks give back what came later, at once if the program is there, and
+        else when it next starts; other sinks keep what they hold. The records between stay in the log until they are
+        pruned.
 
         >>> import millpond as mp
         >>> def undo(): print(mp.open("state", "orders").rollback(41, dry_run=True))
@@ -83,7 +84,7 @@ class Upkeep(ABC):
     def _sinks_back(self, batch: int, dry_run: bool) -> str:
         newest = Ledger(self._kept, self.name, self._clock).newest()
         sinks = ", ".join(sorted(newest.deliveries)) if newest is not None else ""
-        return f"{sinks} keep what they hold: they are the program's to ask" if sinks else "there are no sinks"
+        return f"{sinks} go back when the program next starts, if they can" if sinks else "there are no sinks"
 
     def drop_step(self, step: str, *, dry_run: bool = False) -> str:
         """Forget the state of a step that is no longer in the program, and say how much it was.

@@ -109,7 +109,7 @@ def test_a_rollback_from_the_shell_takes_the_state_back_and_says_that_the_sinks_
     result = millpond("rollback", "2", "--yes")
     assert result.exit_code == 0, result.output
     assert "back to batch 2" in result.stdout
-    assert "totals keep what they hold: they are the program's to ask" in result.stdout
+    assert "totals go back when the program next starts, if they can" in result.stdout
     assert totals() == {"ann": 3, "c1": 1, "c2": 1}
 
 

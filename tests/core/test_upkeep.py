@@ -111,6 +111,57 @@ def test_a_rollback_brings_back_state_positions_and_what_the_sinks_hold(place: P
     assert sorted(map(str, held(place / "windows-shop"))) == sorted(map(str, windows))
 
 
+@pytest.mark.parametrize("then", ["start", "roll back", "further back", "rescale"])
+def test_a_rollback_that_dies_before_its_sinks_went_back_is_finished_by_whoever_comes_next(
+    place: Path, then: str
+) -> None:
+    app, storage = shop(place), open_storage(str(place / "state"))
+    run(app)
+    state, outs = totals(app), [held(place / f"{sink}-shop") for sink in ("out", "windows")]
+    expected = dict(app.state("total").at(3).items())
+    killed("committed", lambda at: Caretaker(storage, "shop", SystemClock(), at).rollback(3))
+    assert totals(app) == expected
+    assert [held(place / f"{sink}-shop") for sink in ("out", "windows")] == outs
+    if then == "roll back":
+        app.rollback(newest_number(app))
+        assert len(held(place / "out-shop")) == 30
+    elif then == "further back":
+        app.rollback(2)
+        assert len(held(place / "out-shop")) == 20
+    elif then == "rescale":
+        app.rescale(3)
+    run(shop(place, partitions=None))
+    assert totals(app) == state
+    for sink, before in zip(("out", "windows"), outs, strict=True):
+        assert sorted(map(str, held(place / f"{sink}-shop"))) == sorted(map(str, before))
+    run(shop(place, partitions=None))  # what came since stays
+    assert len(held(place / "out-shop")) == 60
+
+
+def test_a_rollback_without_the_program_lets_its_sinks_go_back_when_it_starts(place: Path) -> None:
+    app = shop(place)
+    run(app)
+    windows = held(place / "windows-shop")
+    said = mp.open(str(place / "state"), "shop").rollback(2)
+    assert "out, windows go back when the program next starts, if they can" in said
+    other = mp.App("shop", str(place / "state"), local_dir=str(place / "local"))
+    other.stream("rows", mp.sources.files(place / "in"), timestamp="at").key_by("k").deduplicate("once").to(
+        "out", mp.sinks.files(place / "out-shop")
+    )
+    run(other)  # the sink "windows" is not in the program just now: it goes back when it is there again
+    assert held(place / "windows-shop") == windows
+    assert len(held(place / "out-shop")) == 20 + 11
+    run(app)
+    left = sorted((place / "windows-shop").glob("*.jsonl"))
+    assert left and all(int(file.name[:20]) <= 2 for file in left)
+
+
+def newest_number(app: mp.App) -> int:
+    found = kept(app).newest()
+    assert found is not None
+    return found.number
+
+
 def test_a_rollback_to_what_is_not_there_is_refused(place: Path) -> None:
     app = shop(place, compact_every=2, keep=2)
     newest = run(app)

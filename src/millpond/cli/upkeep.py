@@ -48,8 +48,8 @@ def rollback(
 ) -> None:
     """Go back to an earlier batch: state, positions in the sources and event time. Refused while the app runs.
 
-    Without --program the sinks keep what they hold, and the next run gives them the later outputs once more. With
-    it, the program says where the state is.
+    Without --program the sinks give back what came later when the program next starts, where they can. With it they do
+    so at once, and the program says where the state is.
     """
     with _of(program, state_dir, app) as found:
         would = found.rollback(batch, dry_run=True)  # what cannot be done is refused before anyone is asked

@@ -85,6 +85,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
         default_factory=dict
     )  # step → what is due next, by each clock
     deliveries: dict[str, int] = field(default_factory=dict)  # sink → all outputs up to here are there
+    undo: dict[str, int] = field(default_factory=dict)  # sink → the batch that it is still to go back to
     steps: dict[str, StepInfo] = field(default_factory=dict)
     spark: dict[str, SparkBatch] = field(default_factory=dict)
     manifest: Pointer | None = None  # the segments of all records up to this file's own, compacted
@@ -124,6 +125,7 @@ CARRIED = (
     "reached",
     "due",
     "deliveries",
+    "undo",
     "steps",
     "spark",
     "manifest",

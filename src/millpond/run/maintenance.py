@@ -25,7 +25,7 @@ from millpond.run.rewrite import Rewriter, When, fields
 from millpond.storage import Storage
 
 T = TypeVar("T")
-At = Callable[[When | Literal["claimed"]], None]
+At = Callable[[When | Literal["claimed", "committed"]], None]
 Progress = Callable[[int, int], None]  # how much is done, of how much: partitions or files
 
 
@@ -153,8 +153,11 @@ class Caretaker:
             steps=of.steps,
             spark=of.spark,
             deliveries=dict.fromkeys(last.deliveries, last.number),
+            undo=last.undo | {sink: min(of.number, last.undo.get(sink, of.number)) for sink in last.deliveries},
         )
-        self.write("release", self.write("rewrite", last, **own))
+        last = self.write("rewrite", last, **own)
+        self.at("committed")
+        self.write("release", last)
         return text
 
     def _reachable(self, batch: int, last: Record) -> Record:

@@ -16,6 +16,7 @@ from millpond.run.adapt import Adaptation, adaptation, described, details
 from millpond.run.context import Context, Moment, by_partition
 from millpond.run.plan import check_steps
 from millpond.run.rewrite import Rewriter, fields
+from millpond.run.undoing import taken_back
 from millpond.storage import Storage
 
 RECENT = 4  # records whose segments travel with a batch, so that replicas need not read the ledger
@@ -32,6 +33,7 @@ class Owner:
         self._program, self._storage, self._clock = program, storage, clock
         check_writable(storage, program.app)
         self.last = self._claim(partitions, by_default)
+        taken_back(program, self.last)
         self._recent = [self.last]
 
     def _claim(self, partitions: int | None, by_default: int) -> Record:
@@ -117,6 +119,8 @@ class Owner:
             **{
                 **self._signed(),
                 "deliveries": {sink: delivered[sink] for sink in self._program.sinks},
+                # A driver's first act was to let its sinks go back; one that is not in the program is still to do so.
+                "undo": {sink: batch for sink, batch in self.last.undo.items() if sink not in self._program.sinks},
                 "steps": {**self.last.steps, **described(self._program, self.last)},
                 **own,
             },
