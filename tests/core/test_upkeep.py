@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,7 @@ def feed(folder: Path, number: int) -> None:
     (folder / "in" / f"{number:04d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def run(app: mp.App) -> int:
+def run(app: mp.App, hook: Any = None) -> int:
     """All that is there, in batches of a file; the number of the newest record."""
     storage = open_storage(app.state_dir)
     driver = Driver(
@@ -62,6 +63,7 @@ def run(app: mp.App) -> int:
         SystemClock(),
         partitions=app.partitions,
         home=app.local_dir,
+        hook=hook,
         threaded=False,
         keep=app.keep,
         compact_every=app.compact_every,
@@ -347,6 +349,60 @@ def test_an_action_that_dies_has_changed_nothing_and_can_be_done_again_or_left(
     feed(place, 6)
     run(app)
     assert sum(totals(app).values()) == 7 * 45
+
+
+def newer(folder: Path, **how: Any) -> mp.App:
+    """The shop with totals of another shape, and the same other outputs."""
+
+    def add(key: str, row: Any, state: dict[str, int]) -> Any:
+        total = {"sum": state["sum"] + row["v"]}
+        return {"k": key, "n": total["sum"]}, total
+
+    app = mp.App("shop", str(folder / "state"), local_dir=str(folder / "local"), **how)
+    rows = app.stream("rows", mp.sources.files(folder / "in"), timestamp="at").key_by("k")
+    rows.stateful_map("total", add, initial={"sum": 0}, version=2, migrate={1: lambda n: {"sum": n}}).to(
+        "out", mp.sinks.files(folder / "out-shop")
+    )
+    rows.window("by ten", mp.tumbling(10), grace=mp.NO_GRACE).aggregate(n=mp.count()).to(
+        "windows", mp.sinks.files(folder / "windows-shop")
+    )
+    return app
+
+
+@pytest.mark.parametrize("partitions", [None, 3], ids=["migrated", "migrated and moved"])
+@pytest.mark.parametrize("compact_every", [2, 1000], ids=["snapshot", "changelog only"])
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_a_migration_that_dies_has_changed_nothing_and_can_be_done_again_or_left(
+    place: Path, when: str, compact_every: int, partitions: int | None
+) -> None:
+    app = shop(place, partitions=None, compact_every=compact_every)
+    run(app)
+    then = totals(app)
+    migrated = newer(place, partitions=partitions, compact_every=compact_every)
+
+    def dying(at: Callable[[str], None]) -> None:
+        run(migrated, lambda step, moment: at(moment) if step == "rewrite" else None)
+
+    for lost in (False, True):
+        killed(when, dying)
+        assert totals(mp.open(str(place / "state"), "shop")) == then  # type: ignore[arg-type]
+        if lost:
+            shutil.rmtree(place / "local", ignore_errors=True)
+        run(app)  # left, for now
+        assert totals(app) == then
+    killed(when, dying)
+    feed(place, 6)
+    run(migrated)
+    assert {key: value["sum"] for key, value in totals(migrated).items()} == {  # type: ignore[index]
+        key: then.get(key, 0) + sum(row["v"] for row in rows_of(place, 6) if row["k"] == key)
+        for key in then | dict.fromkeys(row["k"] for row in rows_of(place, 6))
+    }
+    assert migrated.verify().ok and migrated.verify().orphans == []
+    assert len(held(place / "out-shop")) == 70
+
+
+def rows_of(folder: Path, number: int) -> list[Any]:
+    return [json.loads(line) for line in (folder / "in" / f"{number:04d}.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("when", ["before", "during", "claimed"])
