@@ -30,6 +30,7 @@ from millpond.run.compaction import EVERY, Compactor
 from millpond.run.context import Moment
 from millpond.run.delivery import Courier
 from millpond.run.first import First
+from millpond.run.maintenance import Progress
 from millpond.run.merging import merged as merged_runs
 from millpond.run.owner import Owner
 from millpond.run.plan import disagreement, grouped
@@ -37,6 +38,7 @@ from millpond.run.retention import Keep
 from millpond.run.rewrite import Rewriter
 from millpond.run.runtime import JobLost, Runtime
 from millpond.run.tasks import TooMuch
+from millpond.run.telling import told
 from millpond.run.watermarks import Quiet, is_due, reached
 from millpond.storage import Storage
 
@@ -68,11 +70,12 @@ class Driver:
         bounded: bool = True,
         keep: Keep | None = None,
         compact_every: int = EVERY,
+        progress: Progress | None = None,
     ) -> None:
         self.program, self.runtime, self.storage, self.clock, self.home = program, runtime, storage, clock, home
         self._at: Hook = hook or (lambda step, when: None)
         self.owner = Owner(program, storage, clock, partitions, runtime.slots)
-        self._adapt(partitions)
+        self._adapt(partitions, progress)
         self.positions = positions_of(storage, self.last)
         self._limit = Limit(1 << 60, 1 << 60)  # what the last batch was allowed to read
         self._quiet, self._bounded = Quiet(), bounded
@@ -107,15 +110,16 @@ class Driver:
             self.close()
             raise
 
-    def _adapt(self, partitions: int | None) -> None:
+    def _adapt(self, partitions: int | None, progress: Progress | None) -> None:
         """A changed program may need its state moved to other partitions, under other names, or migrated."""
         what = adaptation(self.program, self.last, partitions)
         if what:
-            log.warning("%s: %s", self.program.app, what.why)
+            why = f"{self.program.app}: {what.why}"
+            log.warning("%s", why)
             rewriter = Rewriter(
                 self.storage,
                 self.owner.ledger,
-                self.runtime.each,
+                told(self.runtime.each, self.runtime.slots, why, progress),
                 self.owner.id,
                 lambda when: self._at("rewrite", when),
             )

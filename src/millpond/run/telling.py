@@ -1,0 +1,53 @@
+"""How far an app is that brings its state into another shape before its first batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from millpond.clock import elapsed
+from millpond.run.filling import OFTEN
+from millpond.run.maintenance import Progress
+from millpond.run.rewrite import Reshape
+from millpond.storage import Storage
+
+log = logging.getLogger("millpond")
+
+Each = Callable[[Callable[[Storage, Any], Any], list[Any]], list[Any]]
+
+
+def told(each: Each, slots: int, what: str, progress: Progress | None) -> Each:
+    """Work on partitions as `each` does, as many at a time as tasks run at once, and tell how many are done.
+
+    It is told to `progress`, and in any case to the log, at level INFO: at the end, and meanwhile every few seconds.
+    """
+
+    def telling(task: Callable[[Storage, Any], Any], works: list[Any]) -> list[Any]:
+        if not works or not isinstance(works[0], Reshape):  # a look at what was made
+            return each(task, works)
+        found: list[Any] = []
+        began = last = elapsed()
+        while len(found) < len(works):
+            if progress is not None:
+                progress(len(found), len(works))
+            now = elapsed()
+            if found and now - last >= OFTEN:
+                last = now
+                log.info("%s: %s", what, partly(len(found), len(works), now - began))
+            found += each(task, works[len(found) : len(found) + max(1, slots)])
+        if progress is not None:
+            progress(len(works), len(works))
+        log.info("%s: %d partitions in %.1f s", what, len(works), elapsed() - began)
+        return found
+
+    return telling
+
+
+def partly(done: int, total: int, seconds: float) -> str:
+    """How much is done, and about how long the rest will take.
+
+    >>> partly(2, 8, 10.0)
+    '2 of 8 partitions, about 30 s left'
+    """
+    return f"{done} of {total} partitions, about {seconds * (total - done) / done:.0f} s left"
