@@ -27,6 +27,7 @@ FLOORS = [
     ("run",),
     ("runtimes",),
     ("sources", "sinks", "view", "upkeep"),
+    ("life",),
     ("app", "opened"),
     ("testing",),
     ("millpond",),

@@ -10,39 +10,32 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass, replace
+from dataclasses import is_dataclass
 from datetime import timedelta
 from typing import Any, Literal, Unpack
 
 import msgspec
 
-from millpond.clock import Clock, SystemClock, new_id
-from millpond.codec import encode_key
+from millpond.clock import Clock, SystemClock
 from millpond.errors import InvalidUse
 from millpond.flow import Source
-from millpond.log.ledger import Ledger
-from millpond.log.record import FORMAT, Record
+from millpond.life import Life
 from millpond.pipeline import graph as g
 from millpond.pipeline.kept import Kept
 from millpond.pipeline.keyed import KeyedStream
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, table_options
 from millpond.run.commit import Driver, Hook
-from millpond.run.heartbeat import seems_running
 from millpond.run.loop import Settings, run
-from millpond.run.rebuild import Difference, differences, reach, shadow_name, switched
-from millpond.run.retention import Keep, keeping
-from millpond.run.undoing import staying, taken_back
-from millpond.sinks.discard import DiscardSink
+from millpond.run.maintenance import Progress
+from millpond.run.retention import keeping
 from millpond.steps.expiring_table import begin as begin_table
 from millpond.steps.failure import OnError, checked
 from millpond.storage import Storage, open_storage
 from millpond.timing import duration, seconds
-from millpond.upkeep import Upkeep
-from millpond.view import StateView, forget_files, forget_replicas
 
 
-class App(Upkeep):
+class App(Life):
     """A named pipeline. Its streams, steps and sinks are added to it, and then it runs.
 
     `state_dir` is a path, an object-store URL or "memory://". `partitions` is how many parts the keys fall
@@ -215,6 +208,11 @@ class App(Upkeep):
             self._storage = open_storage(self.state_dir)
         return self._storage
 
+    def _named(self, name: str, partitions: int | None) -> App:
+        made = App(name, self.state_dir, partitions, local_dir=self.local_dir)
+        made._storage, made._clock = self._storage, self._clock
+        return made
+
     def _shared_storage(self) -> Storage:
         """The storage, where processes of their own can reach it, as workers are."""
         storage = self.storage
@@ -238,6 +236,7 @@ class App(Upkeep):
         max_bytes: int | None = None,
         restarts: int = 0,
         close_at_end: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         """Run on Spark until stopped, or until every source is read with `until="caught-up"`.
 
@@ -245,7 +244,8 @@ class App(Upkeep):
         local session is made. A batch reads about `max_rows` rows and at most about `max_bytes` bytes, and
         begins `every` so often where there is little to do. A run that failed is begun anew, `restarts` times.
         Windows and timers that are open when every source is read stay so, for the next run, unless
-        `close_at_end` is said.
+        `close_at_end` is said. State that must be moved, renamed or migrated before the first batch is, and
+        `progress` is called meanwhile with how many partitions are done, and how many there are.
 
         >>> import millpond as mp
         >>> app = mp.App("orders")
@@ -265,9 +265,11 @@ class App(Upkeep):
             raise InvalidUse('run(close_at_end): an input that has an end is read with until="caught-up"')
         pace = seconds(every, "run(every)")
         settings = Settings(until, pace, max_rows, restarts=restarts, close_at_end=close_at_end, **own)
-        self.run_with(settings, spark)
+        self.run_with(settings, spark, progress=progress)
 
-    def run_with(self, settings: Settings, spark: Any = None, hook: Hook | None = None) -> None:
+    def run_with(
+        self, settings: Settings, spark: Any = None, hook: Hook | None = None, progress: Progress | None = None
+    ) -> None:
         """Run with settings, and a hook that is called at every crash point of the commit protocol.
 
         >>> import millpond as mp
@@ -297,6 +299,7 @@ class App(Upkeep):
                         stop=self._stop,
                         keep=self.keep,
                         compact_every=self.compact_every,
+                        progress=progress,
                     )
                     try:
                         runtime.resume(driver, caught_up=settings.until == "caught-up")
@@ -340,148 +343,6 @@ class App(Upkeep):
             self._thread = None
         if self._failure is not None:
             raise self._failure
-
-    # --- state from outside ---
-
-    @property
-    def _kept(self) -> Storage:
-        if self._running:
-            raise InvalidUse(f"app {self.name!r} is running in this process. Stop it first; nothing was changed.")
-        return self.storage
-
-    @property
-    def _keep(self) -> Keep:
-        return self.keep
-
-    def _sinks_back(self, batch: int, dry_run: bool) -> str:
-        program = self.program()
-        newest = None if dry_run else Ledger(self.storage, self.name, self._clock).newest()
-        if newest is not None:
-            taken_back(program, newest)
-        stay = staying(program)
-        return f"{', '.join(stay)} keep what they hold" if stay else "every sink goes back too"
-
-    def state(self, step: str) -> StateView:
-        """A step's state, as of the newest commit.
-
-        >>> import millpond as mp
-        >>> mp.App("orders", state_dir="memory://").state("total").get("ann")
-        """
-        program = self.program() if self._graph.nodes else None
-        return StateView(
-            self.storage,
-            self.name,
-            step,
-            self._clock,
-            step=None if program is None else program.steps.get(step),
-            types=() if program is None else program.types,
-            home=self.local_dir,
-        )
-
-    def shadow(self, step: str) -> App:
-        """An app that makes the state of a step anew from the input: the same program, without its sinks.
-
-        `rebuild` runs it. It keeps its state beside this app's, under a name of its own, and goes on from where it
-        was when it is run again.
-
-        >>> import millpond as mp
-        >>> app = mp.App("orders", state_dir="memory://")
-        >>> app.shadow("total").name
-        'orders~total'
-        """
-        newest = Ledger(self.storage, self.name, self._clock).newest()
-        partitions = self.partitions if newest is None else newest.partitions
-        made = App(shadow_name(self.name, step), self.state_dir, partitions, local_dir=self.local_dir)
-        made._storage, made._clock = self._storage, self._clock
-        for node in self._graph.nodes:
-            op = replace(node.op, sink=DiscardSink()) if isinstance(node.op, g.Deliver) else node.op
-            made._graph.nodes.append(replace(node, op=op))
-        return made
-
-    def rebuild(self, step: str, spark: Any = None, *, switch: bool = False) -> list[Difference]:
-        """Make a step's state anew from the input alone, and compare it with the live one.
-
-        Nothing is sent to a sink again, and the app may run meanwhile. With `switch` the rebuilt state takes the
-        place of the live one, in one commit; the app must have stopped, and have read what the rebuild has read.
-
-        >>> import millpond as mp
-        >>> def again(app): print(app.rebuild("total", switch=True))
-        """
-        self.shadow(step).run(until="caught-up", spark=spark)
-        return self.rebuilt(step, switch=switch)
-
-    def rebuilt(self, step: str, *, switch: bool = False) -> list[Difference]:
-        """The second half of `rebuild`, for a `shadow` that was run already.
-
-        >>> import millpond as mp
-        >>> def compare(app): return app.rebuilt("total")
-        """
-        behind = reach(self.storage, self._clock, self.name, step, list(self.program().reads))
-        if behind:
-            raise InvalidUse(f"rebuild({step!r}): {behind}. Nothing was changed.")
-        views = (self.state(step), self.shadow(step).state(step))
-        live, made = ({encode_key(key): value for key, value in view.items()} for view in views)
-        found = list(differences(live, made))
-        if switch:
-            switched(self._kept, self._clock, self.name, step)
-            forget_replicas(shadow_name(self.name, step), None, self.local_dir)
-        return found
-
-    def clear_state(self) -> None:
-        """Forget all state, positions and open outputs: the next run reads its input from the beginning.
-
-        Refused while the app runs. A new incarnation begins, so what was delivered before is never mistaken
-        for what comes.
-
-        >>> import millpond as mp
-        >>> mp.App("orders", state_dir="memory://").clear_state()
-        """
-        last = self._stopped("clear_state")
-        if last is None:
-            return
-        number = last.number + 1
-        ledger = Ledger(self.storage, self.name, self._clock)
-        cleared = Record(
-            format=FORMAT,
-            kind="clear",
-            app=self.name,
-            number=number,
-            incarnation=new_id(),
-            born=number,
-            driver=new_id(),
-            attempt=new_id(),
-            time=self._clock.now(),
-            previous=last.checksum,
-            partitions=self.partitions or last.partitions,
-            deliveries=dict.fromkeys(last.deliveries, number),
-        )
-        ledger.append(cleared, last)
-        forget_replicas(self.name, last.incarnation, self.local_dir)
-        forget_files(self.storage, self.name, before=number)
-
-    def drop_outputs(self, sink: str) -> None:
-        """Give up the outputs that were not delivered to a sink which is gone from the program.
-
-        >>> import millpond as mp
-        >>> mp.App("orders", state_dir="memory://").drop_outputs("totals")
-        """
-        last = self._stopped("drop_outputs")
-        if last is not None and sink in last.deliveries:
-            record = last.followed_by(
-                "release",
-                driver=new_id(),
-                attempt=new_id(),
-                time=self._clock.now(),
-                deliveries={**last.deliveries, sink: last.number},
-            )
-            Ledger(self.storage, self.name, self._clock).append(record, last)
-
-    def _stopped(self, what: str) -> Record | None:
-        beat = seems_running(self.storage, self.name, self._clock)
-        if self._running or beat is not None:
-            who = "in this process" if beat is None else f"on {beat.host}, process {beat.pid}"
-            raise InvalidUse(f"{what}: app {self.name!r} is running {who}. Stop it first; nothing was changed.")
-        return Ledger(self.storage, self.name, self._clock).newest()
 
 
 def _is_record_type(value: Any) -> bool:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from rich.console import Console
 
 import millpond as mp
 from cli.samples import order
 from millpond.cli.loading import loaded
+from millpond.cli.waiting import meanwhile
 from millpond.clock import SystemClock
 from millpond.flow import Limit
 from millpond.log.record import Record
@@ -328,3 +330,15 @@ def test_people_read_changes_in_a_table_and_are_told_of_more(millpond: Millpond)
     result = millpond("changes", "other")
     assert result.exit_code == 1
     assert "has no step 'other'" in result.stderr
+
+
+def test_a_bar_comes_with_the_first_word_and_goes_with_the_last(tmp_path: Path) -> None:
+    for is_terminal in (True, False):
+        with (tmp_path / "shown").open("w") as file:
+            told = meanwhile("bringing the state into shape", Console(file=file, force_terminal=is_terminal, width=100))
+            assert file.tell() == 0
+            for _ in range(2):
+                for done in range(4):
+                    told(done, 3)
+        text = (tmp_path / "shown").read_text()
+        assert ("bringing the state into shape" in text and "3/3" in text) is is_terminal

@@ -53,7 +53,7 @@ def feed(folder: Path, number: int) -> None:
     (folder / "in" / f"{number:04d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def run(app: mp.App, hook: Any = None) -> int:
+def run(app: mp.App, hook: Any = None, progress: Any = None) -> int:
     """All that is there, in batches of a file; the number of the newest record."""
     storage = open_storage(app.state_dir)
     driver = Driver(
@@ -67,6 +67,7 @@ def run(app: mp.App, hook: Any = None) -> int:
         threaded=False,
         keep=app.keep,
         compact_every=app.compact_every,
+        progress=progress,
     )
     while driver.batch(Limit(10, 1 << 20)):
         pass
@@ -445,6 +446,26 @@ def test_progress_is_told_from_nothing_to_all(place: Path) -> None:
         action(lambda done, total, seen=seen: seen.append((done, total)))
         total = seen[-1][1]
         assert total > 1 and seen == [(done, total) for done in range(total + 1)]
+
+
+def test_an_app_that_moves_or_migrates_its_state_at_its_start_tells_how_far_it_is(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "millpond")
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        told.append((done, total))
+
+    run(shop(place, partitions=3), progress=progress)
+    assert told == []
+    run(shop(place, partitions=2), progress=progress)
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert any("shop: rescale to 2 partitions: 3 partitions in " in line for line in caplog.messages)
+    told.clear()
+    run(newer(place), progress=progress)
+    assert told == [(0, 2), (1, 2), (2, 2)]
+    assert any("shop: migrate total: 2 partitions in " in line for line in caplog.messages)
 
 
 def test_changes_are_all_of_a_steps_state_changes(place: Path) -> None:

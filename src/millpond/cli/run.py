@@ -9,6 +9,7 @@ import typer
 
 from millpond.cli.loading import loaded
 from millpond.cli.output import note
+from millpond.cli.waiting import meanwhile
 
 
 class Until(StrEnum):
@@ -45,4 +46,5 @@ def run(
             max_bytes=max_bytes,
             restarts=restarts,
             close_at_end=close_at_end,
+            progress=meanwhile("bringing the state into shape"),
         )
