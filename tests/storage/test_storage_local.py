@@ -256,3 +256,21 @@ def test_files_get_the_rights_that_the_user_gives_to_files(tmp_path: Path) -> No
     storage.put_new("new", b"1")
     modes = {(tmp_path / name).stat().st_mode for name in ("plain", "put", "new")}
     assert len(modes) == 1
+
+
+def test_empty_folders_are_swept_away_and_made_again_for_whoever_puts_something_there(tmp_path):
+    storage = LocalStorage(tmp_path)
+    for path in ("app/exchange/1-a/x", "app/exchange/2-a/x", "app/exchange/3-a/x", "app/exchange/file"):
+        storage.put(path, b"data")
+    storage.delete(["app/exchange/1-a/x", "app/exchange/3-a/x"])
+    storage.sweep("app/exchange", lambda path: not path.startswith("app/exchange/3"))
+    assert sorted(path.name for path in (tmp_path / "app" / "exchange").iterdir()) == ["2-a", "3-a", "file"]
+    storage.put("app/exchange/1-a/y", b"more")  # by one who has put something there before
+    storage.sweep("app/exchange", lambda path: True)
+    storage.sweep("app/nowhere", lambda path: True)
+    assert [item.path for item in storage.list("app")] == [
+        "app/exchange/1-a/y",
+        "app/exchange/2-a/x",
+        "app/exchange/file",
+    ]
+    assert not (tmp_path / "app" / "exchange" / "3-a").exists()

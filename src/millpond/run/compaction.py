@@ -23,7 +23,7 @@ from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record
 from millpond.run.merging import Merge
-from millpond.run.retention import Keep, orphans, pruned
+from millpond.run.retention import Keep, orphans, pruned, swept
 from millpond.run.runtime import JobLost
 from millpond.storage import Storage
 
@@ -59,7 +59,15 @@ class Compactor:
         done = last.born - 1 if self._held is None else self._held.upto
         self._fresh = [record for record in self.ledger.between(done, last.number) if record.segments]
         if last.number > last.born:
-            self._work(lambda: self.storage.delete(orphans(self.storage, self.ledger, last.number + 1, self.driver)))
+            self._work(lambda: self._clean(last))
+
+    def _clean(self, last: Record) -> None:
+        self.storage.delete(orphans(self.storage, self.ledger, last.number + 1, self.driver))
+        swept(self.storage, self.ledger, last.number + 1)
+
+    def _prune(self, record: Record) -> None:
+        pruned(self.storage, self.ledger, record, self.keep)
+        swept(self.storage, self.ledger, record.number)
 
     def _readable(self, last: Record) -> Manifest | None:
         """The newest manifest that is whole; the log since it is there too."""
@@ -80,7 +88,7 @@ class Compactor:
             self._held = manifests.read(self.storage, self.ready)
             self._fresh = [held for held in self._fresh if held.number > self._held.upto]
             self.ready = None
-            self._work(lambda: pruned(self.storage, self.ledger, record, self.keep))
+            self._work(lambda: self._prune(record))
         elif self.ready is None and not self.busy and self._enough():
             self._work(lambda: self.compact(record))
 

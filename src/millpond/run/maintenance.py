@@ -20,7 +20,7 @@ from millpond.log.record import FORMAT, Kind, Record
 from millpond.run.compaction import Compactor
 from millpond.run.heartbeat import seems_running
 from millpond.run.merging import Merge, merged
-from millpond.run.retention import Keep, files_of, orphans, pruned
+from millpond.run.retention import Keep, files_of, orphans, pruned, swept
 from millpond.run.rewrite import Rewriter, When, fields
 from millpond.storage import Storage
 
@@ -198,6 +198,7 @@ class Caretaker:
         if keep is not None:
             pruned(self.storage, self.ledger, last, keep)
         self.storage.delete(orphans(self.storage, self.ledger, last.number))
+        swept(self.storage, self.ledger, last.number)
         return f"{before} bytes before, {_size(self.storage, self.app)} after"
 
     def _merged(self, works: list[Merge]) -> list[dict[str, list[manifests.Part]]]:

@@ -18,7 +18,7 @@ from millpond.log.record import Record
 from millpond.storage import Storage
 from millpond.timing import seconds
 
-KINDS = ("steps", "outputs", "positions", "spark", "manifests")
+KINDS = ("steps", "outputs", "positions", "spark", "manifests", "exchange")
 
 
 @dataclass(frozen=True)
@@ -125,5 +125,12 @@ def orphans(storage: Storage, ledger: Ledger, before: int, driver: str = "") -> 
         if path not in named
         and (batch := paths.batch(path)) is not None
         and batch < before
-        and not (driver and f"-{driver}-" in path)
+        and not (driver and f"-{driver}" in path)
     ]
+
+
+def swept(storage: Storage, ledger: Ledger, before: int) -> None:
+    """Remove the folders of batches before a record that rows changed hands in, where a disk has kept them, empty."""
+    sweep, paths = getattr(storage, "sweep", None), ledger.paths
+    if sweep is not None:
+        sweep(f"{paths.root}/exchange", lambda path: (paths.batch(path) or before) < before)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 from typing import Any
@@ -115,6 +115,19 @@ class LocalStorage:
             except OSError as error:
                 if not os.path.isdir(file):  # macOS calls the deletion of a folder forbidden
                     raise os_trouble(self._where, "deleted", error) from error
+
+    def sweep(self, prefix: str, is_over: Callable[[str], bool]) -> None:
+        """Remove the folders right below the folder `prefix` that are empty, of those that are over.
+
+        Who is about to put something into one of them makes it again.
+        """
+        check_listing(prefix, None)
+        with suppress(OSError):  # what stays is in nobody's way
+            for name in os.listdir(os.path.join(self.root, prefix)):
+                path = f"{prefix}/{name}"
+                if is_over(path):
+                    with suppress(OSError):  # it is not empty, or no folder
+                        os.rmdir(os.path.join(self.root, path))
 
     @property
     def _where(self) -> str:
