@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,3 +161,22 @@ def test_a_step_that_is_not_there_is_an_error_that_names_those_that_are(millpond
 def test_a_limit_below_zero_is_wrong_usage(millpond: Millpond, running: Running) -> None:
     running().send("orders", [order("ann", 3)])
     assert millpond("state", "list", "total", "--limit", "-1").exit_code == 2
+
+
+PROGRAM = """
+import millpond as mp
+
+app = mp.App("orders", state_dir="state", partitions=2)
+orders = app.stream("orders", mp.sources.rows([])).key_by("customer")
+migrate = mp.lazily({1: lambda total: {"sum": total}})
+orders.stateful_map("total", lambda key, row, state: (None, state), initial=None, version=2, migrate=migrate)
+"""
+
+
+def test_with_the_program_values_are_shown_as_it_reads_them(millpond: Millpond, running: Running) -> None:
+    running().send("orders", [order("ann", 3), order("bob", 5)])
+    Path("newer.py").write_text(PROGRAM)
+    given = ("--program", "newer.py", "--format", "json")
+    assert lines(millpond("state", "get", "total", "ann", *given)) == [{"key": "ann", "value": {"sum": 3}}]
+    assert len(lines(millpond("state", "list", "total", *given))) == 2
+    assert lines(millpond("state", "get", "total", "ann", "--format", "json")) == [{"key": "ann", "value": 3}]

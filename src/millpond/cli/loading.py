@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from types import CodeType, ModuleType
 
 from millpond.app import App
+from millpond.cli.place import chosen
 from millpond.errors import InvalidUse, MillpondError
+from millpond.opened import ReadOnlyApp
 
 
 @contextlib.contextmanager
@@ -42,6 +44,18 @@ def loaded(target: str, what: str = "run") -> Iterator[App]:
         main, sys.argv, sys.path[:] = before
         if main is not None:
             sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def of_program(program: str | None, state_dir: str, app: str | None) -> Iterator[App | ReadOnlyApp]:
+    """The app of a program, which also says where its state is; without one, the app in a state_dir, read-only."""
+    if program is None:
+        yield chosen(state_dir, app)
+        return
+    with loaded(program, "--program") as found:
+        if app not in (None, found.name):
+            raise InvalidUse(f"{program}: expected app {app!r}, as --app says, and it is {found.name!r}")
+        yield found
 
 
 def _parsed(target: str, what: str) -> tuple[str, str | None]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from millpond.cli.loading import of_program
 from millpond.cli.output import Format, Printed, key_json, line, note, table, value_json
 from millpond.cli.place import AppName, StateDir, chosen
 from millpond.codec import decode_key
@@ -25,6 +26,11 @@ IsJson = Annotated[
 ]
 At = Annotated[int | None, typer.Option("--at", metavar="BATCH", help="As it was when this batch was committed.")]
 
+Program = Annotated[
+    str | None,
+    typer.Option(metavar="APP.PY[:NAME]", help="The program: values are shown as it reads them, in its version."),
+]
+
 
 @commands.command()
 def get(
@@ -32,14 +38,15 @@ def get(
     key: Key,
     json: IsJson = False,
     at: At = None,
+    program: Program = None,
     state_dir: StateDir = "state",
     app: AppName = None,
     format: Printed = Format.table,
 ) -> None:
     """Show what a step holds for one key."""
     found = _key(key, json)
-    view = _view(step, state_dir, app, at)
-    value = view.get(found, _MISSING)
+    with of_program(program, state_dir, app) as opened:
+        value = _at(opened.state(step), at).get(found, _MISSING)
     if value is _MISSING:
         raise InvalidUse(_nothing(step, found, json))
     if format is Format.json:
@@ -55,12 +62,17 @@ def list_(
     limit: Annotated[
         int | None, typer.Option(min=0, help=f"At most so many keys; if not given, {FEW} in a table, all as JSON.")
     ] = None,
+    program: Program = None,
     state_dir: StateDir = "state",
     app: AppName = None,
     format: Printed = Format.table,
 ) -> None:
     """Show every key of a step and what it holds."""
-    items: Iterator[tuple[Any, Any]] = _view(step, state_dir, app, at).items()
+    with of_program(program, state_dir, app) as opened:
+        _list(step, _at(opened.state(step), at).items(), limit, format)
+
+
+def _list(step: str, items: Iterator[tuple[Any, Any]], limit: int | None, format: Format) -> None:
     if format is Format.json:
         for key, value in islice(items, limit):
             line(key=key_json(key), value=value_json(value))
@@ -82,7 +94,7 @@ def history(
 ) -> None:
     """Show every value that one key has had, oldest first."""
     found = _key(key, json)
-    moments = list(_view(step, state_dir, app, None).history(found))
+    moments = list(chosen(state_dir, app).state(step).history(found))
     if not moments:
         raise InvalidUse(_nothing(step, found, json))
     if format is Format.json:
@@ -108,9 +120,8 @@ def history(
 _MISSING = object()
 
 
-def _view(step: str, state_dir: str, app: str | None, at: int | None) -> StateView:
-    view = chosen(state_dir, app).state(step)
-    return view if at is None else view.at(at)
+def _at(view: StateView, batch: int | None) -> StateView:
+    return view if batch is None else view.at(batch)
 
 
 def _key(text: str, json: bool) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from millpond.app import App
-from millpond.cli.loading import loaded
+from millpond.cli.loading import of_program
 from millpond.cli.place import AppName, StateDir, chosen
 from millpond.cli.waiting import waiting
 from millpond.errors import InvalidUse
@@ -51,7 +49,7 @@ def rollback(
     Without --program the sinks give back what came later when the program next starts, where they can. With it they do
     so at once, and the program says where the state is.
     """
-    with _of(program, state_dir, app) as found:
+    with of_program(program, state_dir, app) as found:
         would = found.rollback(batch, dry_run=True)  # what cannot be done is refused before anyone is asked
         if dry_run:
             return _tell(found, "would go", would)
@@ -124,17 +122,6 @@ def restore(
     with waiting("restore") as progress:
         said = found.restore(path, dry_run=dry_run, progress=progress)
     _tell(found, "would restore" if dry_run else "restored", said)
-
-
-@contextlib.contextmanager
-def _of(program: str | None, state_dir: str, app: str | None) -> Iterator[App | ReadOnlyApp]:
-    if program is None:
-        yield chosen(state_dir, app)
-        return
-    with loaded(program, "--program") as found:
-        if app not in (None, found.name):
-            raise InvalidUse(f"{program}: expected app {app!r}, as --app says, and it is {found.name!r}")
-        yield found
 
 
 def _tell(app: App | ReadOnlyApp, what: str, said: str) -> None:
