@@ -222,14 +222,14 @@ class StateView:
         newest = self._record()
         if newest is None:
             return
-        kind, partition = self._kind(newest), partition_of(encoded, newest.partitions)
+        kind = self._kind(newest)
         held: dict[bytes, bytes] = {}
         floor = max(newest.born, self._ledger.floor())
         if floor > newest.born:  # what was before is compacted, and only what it came to is known
-            known = self._before(floor, newest, partition, encoded)
+            known = self._before(floor, newest, encoded)
             held = {cell: value for cell, value in known.items() if _is_shown(kind, cell)}
         for record in self._ledger.between(floor - 1, newest.number):
-            changed = False
+            changed, partition = False, partition_of(encoded, record.partitions)  # which may not be that of today
             for part in record.segments.get(self._name, {}).get(partition, []):
                 for change in segment.unpack_key(pointer.read(self._storage, part), encoded):
                     if not _is_shown(kind, change.cell):
@@ -243,12 +243,13 @@ class StateView:
                 value = self._value(kind, key, sorted(held.items()), record) if held else None
                 yield Moment(record.number, as_datetime(record.time), value, deleted=not held)
 
-    def _before(self, floor: int, newest: Record, partition: int, key: bytes) -> dict[bytes, bytes]:
+    def _before(self, floor: int, newest: Record, key: bytes) -> dict[bytes, bytes]:
         """The cells of a key as they were when the records that are gone had been applied."""
         for record in self._ledger.between(floor - 1, newest.number):
             if record.manifest is not None and self._storage.get(record.manifest.path) is not None:
                 manifest = manifests.read(self._storage, record.manifest)
                 if manifest.upto == floor - 1:
+                    partition = partition_of(key, record.partitions)
                     return _in_manifest(self._storage, manifest, self._name, partition, key)
         return {}
 

@@ -58,6 +58,26 @@ def test_state_windows_and_what_is_due_move_to_other_partitions(
         assert driver.state("total").get("k3") == fold(ROWS)["k3"]
 
 
+@pytest.mark.parametrize("keep", [1000, 8])
+def test_the_history_of_a_key_goes_on_when_it_moves(keep: int) -> None:
+    def app(partitions: int) -> mp.App:
+        app = mp.App("past", partitions=partitions, keep=keep, compact_every=3)
+        keyed = app.stream("rows", mp.sources.rows([])).key_by("k")
+        keyed.stateful_map("n", lambda k, row, n: (None, n + 1), initial=0)
+        return app
+
+    keys = "abcdefgh"
+    with mp.testing.TestDriver(app(2)) as driver:
+        for partitions in (2, 7, 3):
+            driver.restart(app(partitions))
+            for _ in range(5):
+                driver.send("rows", [{"k": key} for key in keys])
+        for key in keys:
+            found = [moment.value for moment in driver.state("n").history(key)]
+            assert found == list(range(16 - len(found), 16)), key
+            assert len(found) == 15 if keep == 1000 else 15 > len(found) > 5
+
+
 @pytest.mark.parametrize("when", ["before", "during", "after"])
 def test_a_move_that_dies_changes_nothing_and_is_done_again_or_left(when: Any) -> None:
     with mp.testing.TestDriver(totals(2)) as driver:
