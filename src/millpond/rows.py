@@ -21,10 +21,14 @@ from millpond.timing import Times
 
 ENDING = 1 << 62  # the order of what no row caused, but the end of a batch: it comes after all of its rows
 
+MOST_JOINED = 200_000  # rows that go through the steps at once, where they come in smaller pieces
+PART = 2000  # rows whose objects fit into a processor's own memory, about
+
 Numbers = Sequence[int] | np.ndarray[Any, Any]  # whole numbers, one per row
-Form = Literal["objects", "json", "arrow"]
+Form = Literal["objects", "json", "arrow", "coded"]  # JSON of a source, and the codec's own
 
 _json = msgspec.json.Decoder()
+_codec = Codec()
 
 
 class Keys:
@@ -52,6 +56,9 @@ class Keys:
 
     def of(self, row: int) -> Any:
         return self.objects[self.array[row]]
+
+    def part(self, start: int, end: int) -> Keys:
+        return Keys(self.encoded, self.array[start:end], self._objects)
 
     def pick(self, rows: Sequence[int]) -> Keys:
         return Keys(self.encoded, self.array[np.asarray(rows, dtype=np.int64)], self._objects)
@@ -82,6 +89,8 @@ class Rows:
             return table_to_dicts(self.data)
         if self.form == "json":
             return _json.decode_lines(b"\n".join(self.data))
+        if self.form == "coded":
+            return _codec.decode_lines(b"\n".join(self.data))
         objects: list[Any] = self.data
         return objects
 
@@ -97,6 +106,22 @@ class Rows:
         if self.form != "objects":
             return self
         return self.with_data([copy_value(row) for row in self.data])
+
+    def parts(self, size: int = PART) -> Iterator[Rows]:
+        """The same rows, some at a time, so that the objects made of them are used while they are near."""
+        if len(self) <= size:
+            yield self
+            return
+        keys = self.keys
+        for start in range(0, len(self), size):
+            end = start + size
+            yield Rows(
+                self.data[start:end],
+                self.order[start:end],
+                form=self.form,
+                times=None if self.times is None else Times(self.times.values[start:end], self.times.unit),
+                keys=None if keys is None else keys.part(start, end),
+            )
 
     def pick(self, rows: Sequence[int]) -> Rows:
         """The rows at these places, in this order; a place may come more than once."""
@@ -216,14 +241,22 @@ def _rows(parts: Any, codec: Codec) -> Rows:
 def in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
     """The rows of some blobs in the order of the input rows that caused them.
 
-    Blobs that lie in that order, as most do, are unpacked one by one. They do not where rows come from several
+    Blobs that lie in that order, as most do, are unpacked some at a time. They do not where rows come from several
     partitions of an earlier stage, or have taken the ways of a branch and met again.
     """
     unpacked = [_unpack(blob) for blob in blobs]
     orders = [np.frombuffer(parts[4], np.int64) for parts in unpacked]
     ordered = all((np.diff(order) >= 0).all() for order in orders)
     if ordered and all(one[-1] <= other[0] for one, other in pairwise(orders)):
-        yield from (_rows(one, codec) for one in unpacked)
+        together: list[Rows] = []
+        for one in unpacked:
+            rows = _rows(one, codec)
+            if together and not (_are_alike(together[0], rows) and sum(map(len, together)) + len(rows) <= MOST_JOINED):
+                yield _joined(together)
+                together = []
+            together.append(rows)
+        if together:
+            yield _joined(together)
         return
     parts = [_rows(one, codec) for one in unpacked]
     if len({None if part.times is None else part.times.unit for part in parts}) > 1:  # as a union may bring them
@@ -233,6 +266,21 @@ def in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
 
 
 def _merged(parts: list[Rows]) -> Rows:
+    together = _joined([part.as_objects() for part in parts])
+    return together.pick(np.argsort(np.asarray(together.order), kind="stable").tolist())
+
+
+def _are_alike(one: Rows, other: Rows) -> bool:
+    """Whether rows can be put behind each other without being made into objects."""
+    units = {None if rows.times is None else rows.times.unit for rows in (one, other)}
+    is_same = one.form == other.form and (one.form != "arrow" or one.data.schema == other.data.schema)
+    return is_same and len(units) == 1
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    """Rows that are alike, one part after the other; a key that is in several of them is one key again."""
+    if len(parts) == 1:
+        return parts[0]
     place: dict[bytes, int] = {}  # key → its place among the distinct ones
     index: list[Any] = []
     for part in parts:
@@ -240,10 +288,13 @@ def _merged(parts: list[Rows]) -> Rows:
         places = [place.setdefault(key, len(place)) for key in part.keys.encoded]
         index.append(np.asarray(places, dtype=np.int64)[part.keys.array])
     timed = [part.times for part in parts if part.times is not None]
-    together = Rows(
-        [row for part in parts for row in part.objects()],
+    form = parts[0].form
+    return Rows(
+        pa.concat_tables([part.data for part in parts])
+        if form == "arrow"
+        else [row for part in parts for row in part.data],
         np.concatenate([np.asarray(part.order, dtype=np.int64) for part in parts]),
+        form=form,
         times=Times(np.concatenate([times.values for times in timed]), timed[0].unit) if timed else None,
         keys=Keys(list(place), np.concatenate(index)),
     )
-    return together.pick(np.argsort(np.asarray(together.order), kind="stable").tolist())

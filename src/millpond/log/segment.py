@@ -121,10 +121,19 @@ def changes_of(table: pa.Table) -> list[Change]:
     return list(map(Change._make, zip(*columns, strict=True)))
 
 
-def pack_outputs(orders: Iterable[int] | np.ndarray[Any, Any], rows: Sequence[bytes], origin: Origin) -> memoryview:
-    """Encoded outputs with the places of the rows that caused them, as a Parquet file."""
-    columns = [pa.array(orders, pa.int64()), _text(rows)]
+def pack_outputs(orders: Iterable[int] | np.ndarray[Any, Any], lines: Sequence[bytes], origin: Origin) -> memoryview:
+    """Encoded outputs, in blocks of lines, with the places of the rows that caused them, as a Parquet file."""
+    columns = [pa.array(orders, pa.int64()), pa.chunked_array(list(map(_of_lines, lines)), pa.string())]
     return _parquet(pa.Table.from_arrays(columns, schema=OUTPUT), origin)
+
+
+def _of_lines(lines: bytes) -> pa.StringArray:
+    """Lines of text as a column, without an object for each; there are fewer than two gigabytes of them."""
+    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
+    places = np.zeros(len(ends) + 1, np.int32)
+    places[1:] = ends - np.arange(len(ends))
+    text = lines.replace(b"\n", b"")
+    return pa.StringArray.from_buffers(len(ends), pa.py_buffer(places), pa.py_buffer(text))
 
 
 def unpack_outputs(data: bytes) -> tuple[np.ndarray[Any, Any], list[bytes]]:

@@ -49,6 +49,7 @@ class Context:
     manifest: Pointer | None = None  # the state at some record before: replicas that lack it begin there
     moment: Moment = field(default_factory=lambda: Moment())
     made: Pointers = field(default_factory=dict)  # table → partition → what an earlier stage of the batch has changed
+    ahead: bool = False  # the batch before it is not done: `moment` is as that one begins
 
     @property
     def paths(self) -> Paths:
@@ -144,6 +145,10 @@ class Stage:
 
     results: list[Result]
     tasks: int
+
+
+class TooSoon(MillpondError):
+    """Rows that were read ahead need to know where event time stands once the batch before them is done."""
 
 
 class Incomplete(Exception):

@@ -24,7 +24,7 @@ class Leaving:
         self._program, self._context, self._codec = program, context, codec
         self.blobs: dict[int, dict[int, list[bytes]]] = {}  # exchange → partition → blobs
         self.blob_bytes = 0
-        self._outputs: dict[str, tuple[list[Any], list[bytes]]] = {}
+        self._outputs: dict[str, tuple[list[Any], list[bytes]]] = {}  # sink → orders, and as many lines
 
     def exchange(self, node: int, rows: Rows, failing: Callable[[], Failed]) -> None:
         """Rows go to the partitions that own their keys, or to any where they have none."""
@@ -44,15 +44,18 @@ class Leaving:
 
     def deliver(self, sink: str, rows: Rows, failing: Callable[[], Failed]) -> None:
         """Rows go to a sink."""
-        rows = rows.as_objects()
         try:
-            encoded = self._codec.encode_many(rows.data)
+            if rows.form == "coded":
+                lines = b"\n".join(rows.data) + b"\n"
+            else:
+                rows = rows.as_objects()
+                lines = self._codec.encode_lines(rows.data)
         except Exception:
             rows = self._encodable(rows, failing())
-            encoded = self._codec.encode_many(rows.data)
-        orders, texts = self._outputs.setdefault(sink, ([], []))
+            lines = self._codec.encode_lines(rows.data)
+        orders, blocks = self._outputs.setdefault(sink, ([], []))
         orders.append(np.asarray(rows.order, dtype=np.int64))
-        texts.extend(encoded)
+        blocks.append(lines)
 
     def _encodable(self, rows: Rows, failed: Failed) -> Rows:
         """The rows that can be written down; the others have failed."""
@@ -67,9 +70,9 @@ class Leaving:
 
     def outputs(self, partition: int) -> Iterator[tuple[str, memoryview, int]]:
         """The output segment of each sink that has any: its name, its bytes, its rows."""
-        for sink, (orders, texts) in self._outputs.items():
+        for sink, (orders, blocks) in self._outputs.items():
             origin = Origin(self._context.app, sink, partition, self._context.batch)
-            yield sink, pack_outputs(np.concatenate(orders), texts, origin), len(texts)
+            yield sink, pack_outputs(np.concatenate(orders), blocks, origin), sum(map(len, orders))
 
     def carry(self, path: str, later_than: int) -> tuple[bytes, dict[int, dict[int, list[Piece]]]]:
         """The blobs for stages after the next, as one file, and where in it each lies."""

@@ -17,7 +17,7 @@ from millpond.pipeline import graph as g
 from millpond.replica import View
 from millpond.rows import Rows, shaped
 from millpond.run.concurrent import mapped
-from millpond.run.context import Context, Made
+from millpond.run.context import Context, Made, TooSoon
 from millpond.run.fetching import fetched
 from millpond.run.keying import Failed, keyed
 from millpond.run.leaving import Leaving
@@ -73,7 +73,9 @@ class Work:
             self._deliver(node, op.name, rows)
         elif isinstance(op, g.Keep):
             running = self.running[node.id]
-            self.leave(node.id, running.run(rows, node.inputs.index(source)))
+            made = running.run(rows, node.inputs.index(source))
+            for part in (made,) if isinstance(made, Rows) else made:
+                self.leave(node.id, part)
             self._put_aside(node.id, running)
         elif isinstance(op, g.Side):
             if self.program.stages[node.id] > self.stage:
@@ -350,6 +352,8 @@ class Work:
         newest = max(seen) if seen else int(times.values[0])
         if int(times.values.max()) <= newest + limit:
             return rows
+        if self.context.ahead:  # the batch before this one may move what is believed
+            raise TooSoon(f"stream {op.stream!r}")
         good: list[int] = []
         for i, time in enumerate(times.values.tolist()):
             if time <= newest + limit:
@@ -407,6 +411,7 @@ class Work:
                     lambda count, name=step.name: self.late.__setitem__(name, self.late.get(name, 0) + count),  # type: ignore[misc]
                     None if node.op.table is None else self._reader(node.op.table, tables),
                     moment.details.get(step.name),
+                    all(isinstance(self.program.nodes[r].op, g.Deliver) for r in self.program.consumers[node.id]),
                 )
                 self.ended[node.id] = end.at
                 self.running[node.id] = step.start(turn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ class Turn:
     late: Callable[[int], None] = lambda count: None
     table: Callable[[Sequence[bytes]], list[bytes | None]] | None = None  # keys to rows of the table that it looks into
     previous: dict[str, Any] | None = None  # the step's own detail in the record that the batch builds on
+    in_parts: bool = False  # whoever takes the step's outputs takes them in parts as well
 
     @property
     def wall(self) -> int:
@@ -51,7 +52,7 @@ class Running(Protocol):
     It may have a list `aside` of rows for its side stream, which is taken and cleared after `run` and `end`.
     """
 
-    def run(self, rows: Rows, side: int = 0) -> Rows:
+    def run(self, rows: Rows, side: int = 0) -> Rows | Iterator[Rows]:
         """Take keyed rows, in order, of one of the step's inputs; called any number of times."""
         ...
 

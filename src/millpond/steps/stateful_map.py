@@ -9,6 +9,8 @@ orders.key_by("customer").stateful_map("total", add_up, initial=0)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 from millpond.codec import IMMUTABLE, copy_value
@@ -27,13 +29,22 @@ class StatefulMap:
         self._f, self._initial = step.options["f"], step.options["initial"]
         self._values = Values(step.name, turn.view, turn.codec)
 
-    def run(self, rows: Rows, side: int = 0) -> Rows:
+    def run(self, rows: Rows, side: int = 0) -> Iterator[Rows]:
         keys = rows.keys
         assert keys is not None
         before = self._values.load(keys.encoded)
-        states = list(before)
+        states, names = list(before), keys.objects
+        if self._turn.in_parts:
+            yield from (self._outputs(part, names, states) for part in rows.parts())
+        else:
+            yield self._outputs(rows, names, states)
+        self._values.save(keys.encoded, before, states)
+
+    def _outputs(self, rows: Rows, names: list[Any], states: list[Any]) -> Rows:
+        """The outputs of some rows; `states` are those of all keys, and change."""
+        assert rows.keys is not None
         outputs: list[Any] = []  # one for every row, None where there is none
-        objects, names = rows.objects(), keys.objects
+        objects, index = rows.objects(), rows.keys.index
         f, first, pack, decode = self._f, self._first, self._values.pack, self._turn.codec.decode
         emit = outputs.append
 
@@ -58,7 +69,7 @@ class StatefulMap:
         # The loop spells `once` out for the common case, a state that cannot be changed in place:
         # the call would be a third of the work.
         given = [own_copy(row) for row in objects] if is_needed_again(self._step.on_error) else objects
-        left = zip(keys.index, given, strict=True)
+        left = zip(index, given, strict=True)
         while True:
             try:
                 for k, row in left:
@@ -86,10 +97,9 @@ class StatefulMap:
                 )
                 if len(outputs) == i:
                     emit(None)
-        self._values.save(keys.encoded, before, states)
-        came = [i for i, output in enumerate(outputs) if output is not None]
-        if len(came) == len(objects):  # one output per row, as most functions have it
+        if NoneType not in set(map(type, outputs)):  # one output per row, as most functions have it
             return rows.with_data(outputs)
+        came = [i for i, output in enumerate(outputs) if output is not None]
         found = Outputs(rows)
         for i in came:
             found.add(i, outputs[i])

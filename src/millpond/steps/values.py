@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, time
 from functools import partial
 from itertools import repeat
+from operator import is_, itemgetter
 from typing import Any
 
 from millpond.codec import IMMUTABLE, Codec
@@ -40,6 +41,9 @@ _SPECIAL = frozenset({Packed, _Absent})
 EASY = IMMUTABLE - {type(None), str, datetime, time}
 
 
+_NOT_SIMPLE = frozenset(b'{["n')  # how a container or a text begins, which is decoded when it is asked for
+
+
 class Values:
     """One value per key: what `stateful_map` and its like keep."""
 
@@ -47,35 +51,51 @@ class Values:
         self._step, self._view, self._codec = step, view, codec
         self._held: dict[bytes, Any] = {}
         self._changed: dict[bytes, Any] = {}
+        self._saved: tuple[Sequence[bytes], Sequence[Any], Sequence[Any]] | None = None
 
     def load(self, keys: Sequence[bytes]) -> list[Any]:
         """The value of each key: an immutable one, `Packed`, ABSENT or DROPPED."""
+        if self._saved is not None:
+            self._held.update(zip(self._saved[0], self._saved[2], strict=True))
+            self._note(*self._saved)
+            self._saved = None
         held = self._held
-        fresh = [key for key in keys if key not in held] if held else keys
-        found: list[Any] = self._view.get_many(self._step, fresh)
-        simple: list[int] = []
-        for i, data in enumerate(found):
-            if data is None:
-                found[i] = ABSENT
-            elif data[0] in b'{["n':  # a container or a text, which is decoded when it is asked for
-                found[i] = Packed(data)
-            else:
-                simple.append(i)
-        values = self._codec.decode_lines(b"\n".join([found[i] for i in simple])) if simple else ()
-        if len(simple) == len(fresh) == len(keys):
-            found = list(values)
-        else:
-            for i, value in zip(simple, values, strict=True):
-                found[i] = value
-        held.update(zip(fresh, found, strict=True))
-        return found if fresh is keys else [held[key] for key in keys]
+        if not held:
+            return self._fetched(keys)
+        fresh = [key for key in keys if key not in held]
+        held.update(zip(fresh, self._fetched(fresh), strict=True))
+        return [held[key] for key in keys]
+
+    def _fetched(self, keys: Sequence[bytes]) -> list[Any]:
+        found: list[Any] = self._view.get_many(self._step, keys)
+        there = [data for data in found if data is not None] if None in found else found
+        if _NOT_SIMPLE.isdisjoint(map(itemgetter(0), there)):
+            values = self._codec.decode_lines(b"\n".join(there)) if there else []
+            if len(there) == len(found):
+                return values
+            left = iter(values)
+            return [ABSENT if data is None else next(left) for data in found]
+        return [
+            ABSENT if data is None else Packed(data) if data[0] in _NOT_SIMPLE else self._codec.decode(data)
+            for data in found
+        ]
 
     def save(self, keys: Sequence[bytes], before: Sequence[Any], after: Sequence[Any]) -> None:
         """Keep the values that are not those that were loaded."""
-        held, changed = self._held, self._changed
-        for key, old, new in zip(keys, before, after, strict=True):
-            if new is not old:
-                held[key] = changed[key] = new
+        if self._held:
+            self._held.update(zip(keys, after, strict=True))
+            self._note(keys, before, after)
+        else:  # as a rule nobody asks again in this batch
+            self._saved = (keys, before, after)
+
+    def _note(self, keys: Sequence[bytes], before: Sequence[Any], after: Sequence[Any]) -> None:
+        changed = self._changed
+        if any(map(is_, before, after)):
+            for key, old, new in zip(keys, before, after, strict=True):
+                if new is not old:
+                    changed[key] = new
+        else:
+            changed.update(zip(keys, after, strict=True))
 
     def pack(self, value: Any, old: Any) -> Any:
         """A value as it is held; the old one if nothing has changed."""
@@ -86,9 +106,11 @@ class Values:
 
     def changes(self) -> list[Change]:
         """What this batch has changed, sorted."""
+        if self._saved is not None:
+            self._note(*self._saved)
         changed = self._changed
         keys = sorted(changed)
-        values = [changed[key] for key in keys]
+        values = list(map(changed.__getitem__, keys))
         if _SPECIAL.isdisjoint(map(type, values)):
             texts: list[bytes | None] = [*self._codec.encode_many(values)]
         else:
