@@ -507,7 +507,7 @@ def test_a_size_in_seconds_does_not_fit_whole_numbers():
         (lambda: windowed(mp.tumbling(10), grace=0, panes="drop"), "panes: expected 'accumulate' or 'discard'"),
         (lambda: windowed(mp.tumbling(10), grace=0, fires="none"), "fires: expected 'this' or 'all', got 'none'"),
         (lambda: windowed(mp.tumbling(10), grace=0, clock="wall"), "clock: expected 'stream' or 'key', got 'wall'"),
-        (lambda: windowed(mp.tumbling(10), {"k": mp.count()}, grace=0), "with names other than the key's ['k']"),
+        (lambda: windowed(mp.tumbling(10), {"k": mp.count()}, grace=0), "other than the key's ['k']"),
         (lambda: windowed(mp.tumbling(10), {"pane": mp.count()}, grace=0), "got ['pane']"),
         (lambda: windowed(mp.tumbling(10), {"n": len}, grace=0), "got ['n']"),
         (lambda: mp.tumbling(0), "tumbling(size): expected more than nothing, got 0"),

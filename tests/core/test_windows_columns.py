@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -179,3 +181,83 @@ def test_arrow_columns_of_anything_else_are_looked_at_one_by_one(column):
         column_of(Rows(pa.table({"v": column}), range(1), form="arrow"), "v")
     with pytest.raises(Refused):
         column_of(Rows(pa.table({"v": column}), range(1), form="arrow"), "w")
+
+
+# --- windows that are kept, closed and written down as columns ---
+
+KEYS = {
+    "texts": ["a", "b", ""],
+    "texts that look like something else": ['say "%d"', "{", '{"$tuple":[1]}', "\n", "ü\u2028", "null", "1"],
+    "numbers": [0, -1, 2**53, 2**70],
+    "truth": [True, False],
+    "instants": [datetime(2030, 1, 1, tzinfo=UTC), datetime(1999, 12, 31, 23, tzinfo=UTC)],
+    "tuples": [(1, "a"), ("a", 1), ("a",)],
+    "all sorts": ["1", 1, True, (1,), date(2030, 1, 1), UUID(int=7), b"\x00", "x" * 300, "x" * 299 + "y"],
+}
+TAKERS = {
+    "a sink": lambda panes: panes,
+    "a function": lambda panes: panes.map(lambda pane: dict(reversed(pane.items()))),
+    "another step": lambda panes: panes.key_by("k").stateful_map("after", lambda k, p, n: ((n, p), n + 1), initial=0),
+}
+
+
+def ran(aggregations, window, batches, taker, names=("k",), restarts=()):
+    """Outputs and changes; `restarts` are other ways to make the window, from a batch on."""
+    storage, found, made = open_storage("memory://"), [], []
+    for way in (window, *restarts):
+        app = mp.App("windows", partitions=2)
+        rows = app.stream("rows", mp.sources.rows([]), timestamp="t")
+        windows = rows.key_by(*names).window("w", way[0], grace=way[1])
+        TAKERS[taker](windows.aggregate(**aggregations)).to("out", mp.sinks.memory())
+        mine = batches[len(found) :] if way is (window, *restarts)[-1] else batches[len(found) : len(found) + 1]
+        with TestDriver(app, storage=storage) as driver:
+            for batch in mine:
+                driver.send("rows", batch)
+                found.append(changes(storage, "windows", "w"))
+            made.append([repr(output) for output in driver.output("out")])
+            if way is (window, *restarts)[-1]:
+                driver.finish()
+                made.append([repr(output) for output in driver.output("out")])
+    return made, found
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize("keys", KEYS)
+def test_whatever_the_keys_are_and_whoever_takes_the_panes(keys, taker):
+    many = KEYS[keys]
+    batches = [
+        [row(n + b, 4 * b + 3 * n % 17, many[(n + b) % len(many)]) for n in range(3 * len(many))] for b in range(4)
+    ]
+    for window in WINDOWS:
+        found = ran(BY_COLUMN, (window, 2), batches, taker)
+        assert found == ran(BY_ROW, (window, 2), batches, taker)
+        assert any(found[0])
+
+
+def test_keys_of_two_fields():
+    batches = [[{**row(n, 5 * b + n, "ab"[n % 2]), "j": n % 3} for n in range(9)] for b in range(3)]
+    by_column, by_row = (ran(a, (mp.tumbling(4), 1), batches, "a sink", ("k", "j")) for a in (BY_COLUMN, BY_ROW))
+    assert by_column == by_row
+    assert any("'j': 0" in pane for pane in by_column[0][-1])
+
+
+@pytest.mark.parametrize("name", ["50%", "%b", "n", "größe", 'a "b"'])
+def test_whatever_the_results_are_called(name):
+    batches = [rows((1, 1), (2, 12, "b")), rows((4, 40))]
+    by_column = ran({name: mp.sum("v")}, (mp.tumbling(10), 0), batches, "a sink")
+    assert by_column == ran({name: mp.sum(value)}, (mp.tumbling(10), 0), batches, "a sink")
+    assert repr(name) in by_column[0][-1][0]
+
+
+@FEW
+@given(data=st.data())
+def test_windows_that_are_open_while_the_program_changes(data):
+    each = st.builds(row, whole, st.integers(-20, 60), st.sampled_from("abc"))
+    batches = data.draw(st.lists(st.lists(each, min_size=1, max_size=8), min_size=3, max_size=4))
+    ways = [
+        (data.draw(st.sampled_from(WINDOWS)), data.draw(st.sampled_from([0, 3, 20]), label="grace")) for _ in range(3)
+    ]
+    by_column, by_row = (ran(a, ways[0], batches, "a sink", restarts=ways[1:]) for a in (BY_COLUMN, BY_ROW))
+    # Which of two windows that close together is first, if another grace was promised to one of them, is open.
+    assert [sorted(panes) for panes in by_column[0]] == [sorted(panes) for panes in by_row[0]]
+    assert by_column[1] == by_row[1]

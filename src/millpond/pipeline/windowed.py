@@ -82,11 +82,12 @@ class WindowedStream(Generic[K, R]):
         window: Window = self._options["window"]
         names = self._stream._node.keyed or ()
         wrong = [name for name, a in aggregations.items() if not isinstance(a, Aggregation)]
-        clash = sorted(set(aggregations) & {*names, *_FIELDS})
+        clash = sorted(set(aggregations) & {*names, *_FIELDS} | {name for name in aggregations if name[:1] == "$"})
         if not aggregations or wrong or clash:
             raise InvalidUse(
-                f"{where}: expected aggregations by name such as n=mp.count(), with names other than the key's "
-                f"{list(names)} and {', '.join(_FIELDS)}, got {wrong or clash or 'none'}"
+                f"{where}: expected aggregations by name such as n=mp.count(), with names that do not begin "
+                f"with '$' and are other than the key's {list(names)} and {', '.join(_FIELDS)}, got "
+                f"{wrong or clash or 'none'}"
             )
         cannot = [name for name, a in aggregations.items() if not a.can_merge]
         if cannot and isinstance(window, Session | Sliding):

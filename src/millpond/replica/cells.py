@@ -20,6 +20,7 @@ WALL = 4  # the value holds a time of the clock
 HEAD = Struct("<IB")
 _sizes = Struct("<II")
 _due = Struct("<q")
+as_due = _due.pack
 KEY_ROOM, _CELL_ROOM, _KEPT = 240, 240, 200
 
 
@@ -79,6 +80,8 @@ def unpack(at: bytes, data: bytes) -> bytes:
 def times(data: bytes) -> tuple[int | None, int | None]:
     """The event time and the time of the clock that these bytes hold, where they hold one."""
     flags, start = data[4], 5
+    if flags == DUE:  # as most have that have any
+        return _due.unpack_from(data, 5)[0], None
     if not flags & (DUE | WALL):
         return None, None
     if flags & LONG:

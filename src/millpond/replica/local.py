@@ -29,9 +29,11 @@ import pyarrow as pa
 from millpond.errors import Unavailable
 from millpond.log.segment import Change, changes_of
 from millpond.replica import home
-from millpond.replica.cells import HEAD, KEY_ROOM, Damaged, by_time, pack, place, times, unpack
+from millpond.replica.cells import DUE as HAS_DUE
+from millpond.replica.cells import HEAD, KEY_ROOM, Damaged, as_due, by_time, pack, place, times, unpack
 from millpond.replica.filling import filled
 from millpond.replica.view import CELLS, DUE, WALL, View
+from millpond.timing import MAX_TICKS
 
 MAP_SIZE = 1 << 40  # address space, not memory: the file is sparse and grows with the data
 MAX_DATABASES = 3072  # three for each step
@@ -54,6 +56,7 @@ class _Meta(msgspec.Struct):
 
     position: int = -1
     databases: list[str] = msgspec.field(default_factory=list)
+    latest: dict[str, int] = msgspec.field(default_factory=dict)  # step → no event time in its cells is later
 
 
 class Replica:
@@ -134,7 +137,7 @@ class Replica:
         """What the replica holds now, and up to which record that is."""
         with self._reading() as (txn, meta):
             if all(name in self._databases for name in meta.databases):
-                yield View(txn, {name: self._databases[name] for name in meta.databases}, meta.position)
+                yield View(txn, {name: self._databases[name] for name in meta.databases}, meta.position, meta.latest)
                 return
         # LMDB forgets a database that was first opened by a reader, and a reader cannot see one that was
         # opened after it began.
@@ -143,7 +146,7 @@ class Replica:
                 self._databases[name] = self._env.open_db(name.encode(), create=False)
         with self._reading() as (txn, meta):
             known = {name: self._databases[name] for name in meta.databases if name in self._databases}
-            yield View(txn, known, meta.position)
+            yield View(txn, known, meta.position, meta.latest)
 
     @contextmanager
     def _reading(self) -> Iterator[tuple[Any, _Meta]]:
@@ -172,7 +175,7 @@ class Replica:
                 return meta.position
             if meta.position >= 0 and number != meta.position + 1:
                 raise Damaged(f"position {meta.position} cannot be followed by record {number}")
-            known = set(meta.databases)
+            known, latest = set(meta.databases), dict(meta.latest)
 
             def database(name: str) -> Any:
                 if name not in opened:
@@ -189,10 +192,15 @@ class Replica:
                     step_changes = changes_of(step_changes)
                 timed = timed or any(change.due is not None or change.wall is not None for change in step_changes)
                 if timed:
+                    dues = [change.due for change in step_changes if change.due is not None]
+                    if DUE + step not in known:
+                        latest[step] = max(dues, default=-MAX_TICKS)
+                    elif step in latest and dues:
+                        latest[step] = max(latest[step], max(dues))
                     _put_timed(txn, database(CELLS + step), [database(name) for name in names], step_changes)
                 else:
                     _put(txn, database(CELLS + step), step_changes)
-            meta = _Meta(number, sorted(known))
+            meta = _Meta(number, sorted(known), latest)
             txn.put(_META, pack(_META, b"", b"", msgspec.json.encode(meta)))
         self._databases.update(opened)
         return number
@@ -231,23 +239,33 @@ def _put_timed(txn: Any, database: Any, indexes: list[Any], changes: Sequence[Ch
     """The same where cells have times: their entries in the indexes move with them."""
     added: tuple[list[tuple[bytes, bytes]], ...] = ([], [])
     puts: list[tuple[bytes, bytes]] = []
-    get, delete = txn.get, txn.delete
+    moved: tuple[list[bytes], ...] = ([], [])
+    get, delete, head = txn.get, txn.delete, HEAD.pack
     for key, cell, value, due, wall in changes:
-        at = key + b"\x00" + cell if len(key) + len(cell) < KEY_ROOM else place(key, cell)
+        is_short = len(key) + len(cell) < KEY_ROOM
+        at = key + b"\x00" + cell if is_short else place(key, cell)
         old = get(at, None, database)
-        held = _NEVER if old is None or not old[4] else times(old)
+        held = _NEVER if old is None else times(old)
         new = _NEVER if value is None else (due, wall)
         if held != new:
-            for i, (before, after) in enumerate(zip(held, new, strict=True)):
+            for i in (0, 1):
+                before, after = held[i], new[i]
                 if before != after:
                     if before is not None:
-                        delete(by_time(before, at), b"", indexes[i])
+                        moved[i].append(by_time(before, at))
                     if after is not None:
                         added[i].append((by_time(after, at), b""))
         if value is not None:
-            puts.append((at, pack(at, key, cell, value, due, wall)))
+            if is_short and due is not None and wall is None:  # `pack`, spelled out
+                value = as_due(due) + value
+                puts.append((at, head(crc32(value, crc32(at, HAS_DUE)), HAS_DUE) + value))
+            else:
+                puts.append((at, pack(at, key, cell, value, due, wall)))
         elif old is not None:
             delete(at, b"", database)
+    for index, entries in zip(indexes, moved, strict=True):
+        for entry in sorted(entries):
+            delete(entry, b"", index)
     for target, pairs in ((database, puts), (indexes[0], sorted(added[0])), (indexes[1], sorted(added[1]))):
         with txn.cursor(db=target) as cursor:
             cursor.putmulti(pairs)

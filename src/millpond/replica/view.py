@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -20,6 +20,7 @@ from millpond.replica.cells import (
     times,
     unpack,
 )
+from millpond.timing import MAX_TICKS
 
 _NUL = b"\x00"
 CELLS, DUE, WALL = "step:", "due:", "wall:"  # how the names of a store's databases begin; the step's follows
@@ -38,8 +39,8 @@ class Entry(NamedTuple):
 class View:
     """The state of one partition at one record, for reading; it stays as it is while others write."""
 
-    def __init__(self, txn: Any, databases: dict[str, Any], position: int) -> None:
-        self._txn, self.position = txn, position
+    def __init__(self, txn: Any, databases: dict[str, Any], position: int, latest: Mapping[str, int]) -> None:
+        self._txn, self.position, self._latest = txn, position, latest
         self._databases = {name[5:]: database for name, database in databases.items() if name.startswith(CELLS)}
         self._by_time = {name: database for name, database in databases.items() if not name.startswith(CELLS)}
 
@@ -162,8 +163,17 @@ class View:
         """Whether a cell of the step has ever had a time."""
         return DUE + step in self._by_time
 
-    def due(self, step: str, upto: int, *, wall: bool = False, after: int | None = None) -> Iterator[Entry]:
-        """The cells whose time has come by `upto`, and not by `after`, in the order of these times."""
+    def latest(self, step: str) -> int | None:
+        """No cell of the step has a later event time; nothing if that is not known."""
+        return self._latest.get(step) if self.has_times(step) else -MAX_TICKS
+
+    def due(
+        self, step: str, upto: int, *, wall: bool = False, after: int | None = None, but: Container[bytes] = ()
+    ) -> Iterator[Entry]:
+        """The cells whose time has come by `upto`, and not by `after`, in the order of these times.
+
+        Those at the places that `but` names are passed over.
+        """
         index, cells = self._by_time.get((WALL if wall else DUE) + step), self._databases.get(step)
         if index is None:
             return
@@ -177,7 +187,9 @@ class View:
             time, at = of_time(entry)
             if time > upto:
                 return
-            data = get(at, db=cells)
+            if at in but:
+                continue
+            data = get(at, None, cells)
             found = None if data is None else Entry._make(read(at, data))
             if found is None or found[4 if wall else 3] != time:
                 raise Damaged(f"the index by time of {at[:80]!r}")

@@ -19,7 +19,7 @@ from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
 from millpond.log.record import Record
-from millpond.log.segment import Change
+from millpond.log.segment import Change, Origin
 from millpond.pipeline.graph import Program
 from millpond.replica import Replica, View, home
 from millpond.replica.cells import Damaged
@@ -39,11 +39,15 @@ HISTORY = ""  # where a replica keeps the checksum of the record that it stands 
 T = TypeVar("T")
 
 _own: dict[str, list[Change]] = {}  # what this process wrote last: no need to read it back
+_places: dict[tuple[str, str, int], str] = {}  # app, step, partition → where it wrote that
 
 
-def remember(path: str, changes: list[Change]) -> None:
+def remember(path: str, changes: list[Change], origin: Origin) -> None:
     """These changes were written to this segment just now."""
-    # Another process may take the partition next, and then nobody asks for it: the oldest make room.
+    # Another process may have taken the partition meanwhile, and nobody asks for what was before: the oldest make room.
+    place = (origin.app, origin.of, origin.partition)
+    _own.pop(_places.get(place, ""), None)
+    _places[place] = path
     while _own and sum(map(len, _own.values())) + len(changes) > MOST_REMEMBERED:
         del _own[next(iter(_own))]
     _own[path] = changes

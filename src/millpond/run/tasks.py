@@ -247,7 +247,7 @@ def _with_state(
         origin = Origin(context.app, step, partition, context.batch)
         path = context.paths.state(step, partition, context.attempt(nonce))
         segments[step] = [pointer.write(storage, path, segment.pack_state(changes, origin), len(changes))]
-        remember(path, changes)
+        remember(path, changes, origin)
     made = _written(work, storage, partition, nonce, stage)
     result.segments, result.made, result.ends = segments, made, ends
     for node, running in work.running.items():
@@ -273,7 +273,8 @@ def _due_next(
         now = round(work.context.now * 1_000_000)
         # What was due by now has been seen to by the step itself.
         for times, by_clock, after in ((event, False, work.ended[node]), (wall, True, now)):
-            for entry in view.due(op.step.name, MAX_TICKS, wall=by_clock, after=after):
+            soonest = min(times, default=MAX_TICKS)
+            for entry in view.due(op.step.name, soonest, wall=by_clock, after=after):
                 place = bisect_left(changes, (entry.key, entry.cell))
                 if place == len(changes) or changes[place][:2] != (entry.key, entry.cell):
                     time = entry.wall if by_clock else entry.due

@@ -6,7 +6,7 @@ left it, and what it has changed is laid over that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -102,8 +102,13 @@ class UpgradedView(View):
     def has_times(self, step: str) -> bool:
         return self._view.has_times(step)
 
-    def due(self, step: str, upto: int, *, wall: bool = False, after: int | None = None) -> Iterator[Entry]:
-        for entry in self._view.due(step, upto, wall=wall, after=after):
+    def latest(self, step: str) -> int | None:
+        return self._view.latest(step)  # a migration gives no cell another time
+
+    def due(
+        self, step: str, upto: int, *, wall: bool = False, after: int | None = None, but: Container[bytes] = ()
+    ) -> Iterator[Entry]:
+        for entry in self._view.due(step, upto, wall=wall, after=after, but=but):
             own = self._one(entry.key)
             found = entry if own is None else own.get(entry.cell)
             if found is not None and found[3:] == entry[3:]:  # a migration gives no cell another time
@@ -148,7 +153,7 @@ class Upgrading:
     def __init__(self, begin: Begin, step: Step, turn: Turn, view: UpgradedView) -> None:
         self._view, self._inner = view, begin(step, replace(turn, view=view))
 
-    def run(self, rows: Rows, side: int = 0) -> Rows:
+    def run(self, rows: Rows, side: int = 0) -> Rows | Iterator[Rows]:
         assert rows.keys is not None
         self._view.meet(rows.keys.encoded)  # what cannot be migrated ends the batch: it is no fault of a row's
         return self._inner.run(rows, side)

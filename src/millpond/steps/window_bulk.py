@@ -16,10 +16,12 @@ import numpy as np
 
 from millpond.codec import decode_keys
 from millpond.log.segment import Change
+from millpond.replica.cells import place as place_of
 from millpond.rows import ENDING, Keys, Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.values import make_change
 from millpond.steps.window import Saved
+from millpond.steps.window_block import Block, Known, Printer, as_rows, changes_of
 from millpond.steps.window_columns import Column, Groups, Refused, Totals, can_read, column_of, grouped
 from millpond.steps.window_spans import Hops
 from millpond.steps.window_state import Window
@@ -40,14 +42,23 @@ def hops(step: Step, turn: Turn) -> Hops:
 
 
 class BulkHops(Hops):
-    """The accumulators of a window as a tuple, the last of which says whether the window was there before."""
+    """Windows as columns, in a block, as long as all rows of a batch come at once.
+
+    Where they come in several pieces, the windows become entries: the accumulators of each as a tuple, the last of
+    which says whether the window was there before. Where they have to be looked at one by one, they become windows.
+    """
 
     def __init__(self, step: Step, turn: Turn) -> None:
         super().__init__(step, turn)
+        self._known = Known(())
+        self._block: Block | None = None
+        self._gone: Block | None = None  # windows of a block that are closed, and were there before
         self._bulk: dict[Place, tuple[Any, ...]] = {}
         self._closed: list[Place] = []  # that were there before
         self._aggregations = list(self.accumulators.aggregations.items())
-        self._make = _maker(self.key_names, tuple(self.accumulators.aggregations))
+        names = tuple(self.accumulators.aggregations)
+        self._make = _maker(self.key_names, names)
+        self._printer = Printer(turn.codec, self.key_names, names)
 
     # --- rows come ---
 
@@ -63,7 +74,20 @@ class BulkHops(Hops):
             try:
                 self._columns(part)
             except Refused:
+                self._spill()
                 super().work(part)
+
+    def _spill(self) -> None:
+        """Give up the block."""
+        block, self._block = self._block, None
+        if block is not None:
+            places = zip(self._known.of(block.keys), map(self._cell, block.windows.tolist()), strict=True)
+            self._bulk.update(zip(places, zip(*block.columns, block.existed.tolist(), strict=True), strict=True))
+
+    def _cell(self, number: int) -> bytes:
+        assert self.unit is not None
+        start = number * self.every + self.offset
+        return window_cell(start, start + self.size, self.unit)
 
     def _columns(self, rows: Rows) -> None:
         if rows.times is None or self._met:
@@ -72,7 +96,11 @@ class BulkHops(Hops):
         columns = {field: column_of(rows, field) for field in fields}
         groups, missed = self._assigned(rows)
         if groups is not None:
-            self._bring_up(rows, groups, columns)
+            if self._block is None and not self._bulk:
+                self._lay(rows, groups, columns)
+            else:
+                self._spill()
+                self._bring_up(rows, groups, columns)
         if len(missed):
             self._miss(rows, missed)
 
@@ -101,13 +129,35 @@ class BulkHops(Hops):
             return None, missed
         return grouped(keys if row is None else keys[row], len(rows.keys.encoded), numbers, row), missed
 
+    def _lay(self, rows: Rows, groups: Groups, columns: dict[Any, Column]) -> None:
+        """Make a block of the rows, and of what their windows hold already."""
+        assert rows.keys is not None
+        encoded, latest = rows.keys.encoded, self.turn.view.latest(self.step.name)
+        size = len(groups.keys)
+        # A window is kept with the time at which something is to happen to it, never before its end: what ends
+        # after the latest of these times cannot be there.
+        ends = groups.windows * self.every + self.offset + self.size
+        is_new = np.zeros(size, bool) if latest is None else ends > latest
+        old = np.flatnonzero(~is_new)
+        names = {number: self._cell(number) for number in np.unique(groups.windows[old]).tolist()}
+        keys = [encoded[k] for k in groups.keys[old].tolist()]
+        found = self.turn.view.get_cells(self.step.name, keys, [names[n] for n in groups.windows[old].tolist()])
+        there = np.fromiter((data is not None for data in found), bool, len(found))
+        kept = self._decoded([data for data in found if data is not None])
+        existed = np.zeros(size, bool)
+        existed[old[there]] = True
+        before = self._accumulators(kept, old[there].tolist(), size)
+        totals = Totals(groups)
+        after = [
+            list(totals.bring_up(a, columns.get(a.field), accs))
+            for (_, a), accs in zip(self._aggregations, before, strict=True)
+        ]
+        self._known, self._block = Known(encoded), Block(groups.keys, groups.windows, after, existed)
+
     def _bring_up(self, rows: Rows, groups: Groups, columns: dict[Any, Column]) -> None:
         assert rows.keys is not None and self.unit is not None
         encoded = rows.keys.encoded
-        names = {
-            n: window_cell(start := n * self.every + self.offset, start + self.size, self.unit)
-            for n in np.unique(groups.windows).tolist()
-        }
+        names = {number: self._cell(number) for number in np.unique(groups.windows).tolist()}
         keys = [encoded[k] for k in groups.keys.tolist()]
         cells = [names[n] for n in groups.windows.tolist()]
         before, existed = self._before(keys, cells)
@@ -191,8 +241,11 @@ class BulkHops(Hops):
         try:
             if upto is None or self._met:  # where some were opened one by one, all are closed so
                 raise Refused
+            if not self._bulk:
+                return self._end_of_block(upto)
             stored = self._stored_due(upto)
         except Refused:
+            self._spill()
             for (key, cell), held in self._bulk.items():
                 self._window(key, cell, held)
             self._bulk = {}
@@ -200,6 +253,76 @@ class BulkHops(Hops):
         found = sorted([*self._own_due(upto), *stored], key=_by_time)
         self._put_late()
         return self._shown(found)
+
+    def _end_of_block(self, upto: int) -> Rows | None:
+        block = self._block or Block.empty(len(self._aggregations))
+        closes = block.windows * self.every + self.offset + closing(self.size, self.grace)
+        own = block.pick(np.flatnonzero(closes <= upto))
+        stored = self._unmet(block, upto)
+        self._block = block.pick(np.flatnonzero(closes > upto))
+        self._gone = own.pick(np.flatnonzero(own.existed)).and_then(stored)
+        self._put_late()
+        closed = own.and_then(stored).by_time(self._known)
+        if not len(closed):
+            return None
+        if self.turn.final:
+            self.closed = closing(self._extent(int(closed.windows[-1]))[1], self.grace)
+        return self._panes(closed)
+
+    def _extent(self, number: int) -> tuple[int, int]:
+        start = number * self.every + self.offset
+        return start, start + self.size
+
+    def _unmet(self, block: Block, upto: int) -> Block:
+        """Windows of earlier batches, of which this one has seen no row, whose time has come; or `Refused`."""
+        met = block.pick(np.flatnonzero(block.existed))
+        places = set(map(place_of, self._known.of(met.keys), map(self._cell, met.windows.tolist())))
+        entries = list(self.turn.view.due(self.step.name, upto, but=places))
+        if not entries:
+            return Block.empty(len(self._aggregations))
+        numbers = {cell: self._number(cell, upto) for cell in {entry.cell for entry in entries}}
+        kept = self._decoded([entry.value for entry in entries])
+        columns = self._accumulators(kept, range(len(kept)), len(kept))
+        return Block(
+            self._known.numbers([entry.key for entry in entries]),
+            np.array([numbers[entry.cell] for entry in entries], np.int64),
+            columns,
+            np.ones(len(entries), bool),
+        )
+
+    def _number(self, cell: bytes, upto: int) -> int:
+        """The number of a window that closes now."""
+        if not cell.startswith(b"w:"):
+            raise Refused
+        start, end = self.extent(cell)
+        assert start is not None and end is not None
+        number, beside = divmod(start - self.offset, self.every)
+        if beside or end - start != self.size or closing(end, self.grace) > upto:
+            raise Refused  # the size has changed, or the grace has grown, since
+        return number
+
+    def _panes(self, closed: Block) -> Rows:
+        """The final panes of windows, as rows."""
+        assert self.unit is not None
+        numbers = closed.windows.tolist()
+
+        def shown(number: int) -> tuple[Any, Any]:
+            start, end = self._extent(number)
+            return self.shown(start), self.shown(end)
+
+        results = [
+            list(map(a.result, column)) for (_, a), column in zip(self._aggregations, closed.columns, strict=True)
+        ]
+        order = np.full(len(numbers), ENDING, np.int64)
+        if self.turn.in_parts:  # nobody needs more than their text
+            lines = self._printer.lines(self._known.of(closed.keys), numbers, shown, results)
+            if lines is not None:
+                return Rows(lines, order, form="coded")
+        encoded, index, objects = as_rows(self._known, closed)
+        extents = {number: shown(number) for number in set(numbers)}
+        data = self._make([objects[i] for i in index], [extents[number] for number in numbers], *results)
+        times = Times(closed.windows * self.every + self.offset + self.size - 1, self.unit)
+        return Rows(data, order, times=times, keys=Keys(encoded, index, objects))
 
     def _closes_at(self, cell: bytes) -> int:
         _, end = self.extent(cell)
@@ -259,6 +382,15 @@ class BulkHops(Hops):
     # --- what has changed ---
 
     def changes(self) -> list[Change]:
+        if self._gone is not None and self._block is not None:
+            return changes_of(
+                self._known,
+                self._gone,
+                self._block,
+                self._texts(self._block.columns),
+                self._cell,
+                lambda number: closing(self._extent(number)[1], self.grace),
+            )
         found = [] if not self._met else super().changes()
         found += map(make_change, ((key, cell, None, None, None) for key, cell in self._closed))
         if self._bulk:
@@ -268,13 +400,16 @@ class BulkHops(Hops):
 
     def _encoded(self) -> list[Change]:
         places = list(self._bulk)
-        columns = list(zip(*self._bulk.values(), strict=True))
-        encode = self.turn.codec.encode_many
-        texts = [encode(column) for column in columns[:-1]]
-        pattern = b'{"kept":{' + b",".join(self.accumulators.heads) + b"}}"
-        values = map(pattern.__mod__, zip(*texts, strict=True))
+        *columns, _ = zip(*self._bulk.values(), strict=True)
+        values = self._texts(columns)
         due = {cell: self._closes_at(cell) for cell in {cell for _, cell in places}}
         return [make_change((key, cell, v, due[cell], None)) for (key, cell), v in zip(places, values, strict=True)]
+
+    def _texts(self, columns: Sequence[Sequence[Any]]) -> list[bytes]:
+        """What windows hold, as it is kept."""
+        texts = [self.turn.codec.encode_many(column) for column in columns]
+        pattern = b'{"kept":{' + b",".join(self.accumulators.heads) + b"}}"
+        return list(map(pattern.__mod__, zip(*texts, strict=True)))
 
 
 _NONE = (None, None)
