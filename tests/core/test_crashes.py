@@ -319,12 +319,12 @@ class Torn(LocalRuntime):
 
     torn = 0
 
-    def first_stage(self, program, context, tasks, offers):
-        one = super().first_stage(program, context, tasks, offers)
+    def first_stage(self, program, context, tasks, offers, reading=None):
+        one = super().first_stage(program, context, tasks, offers, reading)
         if self.torn:
             return one
         self.torn += 1
-        other = super().first_stage(program, context, tasks, offers)
+        other = super().first_stage(program, context, tasks, offers, reading)
         return Stage([one.results[0], *other.results[1:]], one.tasks)
 
 

@@ -73,7 +73,7 @@ class Ledger:
         stands there is read back and compared by its attempt.
         """
         if last is not None:
-            self._still_there(last)
+            self.still_has(last)
         record, data = pack(record)
         path = self.paths.record(record.number)
         for attempt in range(1, ATTEMPTS + 1):
@@ -113,7 +113,8 @@ class Ledger:
             return False
         return found is not None and found.attempt == record.attempt
 
-    def _still_there(self, last: Record) -> None:
+    def still_has(self, last: Record) -> None:
+        """`Fenced` if the ledger is not the one that this record was written to."""
         found = self.read(last.number)
         if found is None or found.checksum != last.checksum:
             raise Fenced(

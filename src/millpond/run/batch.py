@@ -15,7 +15,7 @@ from millpond.log.pointer import Pointer
 from millpond.log.record import Position, Record, SparkBatch, StreamTime
 from millpond.pipeline.graph import Keep, Program, Read
 from millpond.run.context import Context, Made, Moment, Piece, Planned, Result
-from millpond.run.runtime import Offer, Runtime
+from millpond.run.runtime import Offer, Reading, Runtime
 from millpond.storage import Storage
 
 MOST_ENTRIES = 500  # of a position in a record; more of them go to a file
@@ -33,6 +33,7 @@ class Plan:
     known: list[Offer] = field(default_factory=list)  # offers that the ledger holds already
     moment: Moment = field(default_factory=Moment)
     only: frozenset[str] | None = None  # the streams that are read; nothing means all
+    reading: Reading | None = None  # of all that is planned, if it was read ahead
 
     @property
     def coming(self) -> dict[str, set[str]]:
@@ -101,6 +102,10 @@ class Computed:
     def empty(self) -> bool:
         """Whether the batch read nothing at all, as when only a half-written line was there."""
         return not (self.positions or self.rows or self.segments or self.outputs)
+
+    def fills(self, limit: Limit) -> bool:
+        """Whether the batch read about as much as it was allowed to: there is more, as a rule."""
+        return sum(self.rows.values()) * 2 >= limit.rows or sum(self.read_bytes.values()) * 2 >= limit.bytes
 
     def add(self, results: list[Result]) -> None:
         """The results of one stage, in the order of their partitions."""

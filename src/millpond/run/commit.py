@@ -20,14 +20,24 @@ from dataclasses import replace
 from typing import Literal
 
 from millpond.clock import Clock
-from millpond.errors import InvalidUse, Unavailable
+from millpond.errors import Corrupt, InvalidUse, Unavailable
 from millpond.flow import Limit
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
 from millpond.run.adapt import adaptation
-from millpond.run.batch import Computed, Plan, kept_positions, merged, plan_streams, positions_of, spark_batches
+from millpond.run.ahead import Ahead
+from millpond.run.batch import (
+    Computed,
+    Plan,
+    Positions,
+    kept_positions,
+    merged,
+    plan_streams,
+    positions_of,
+    spark_batches,
+)
 from millpond.run.compaction import EVERY, Compactor
-from millpond.run.context import Moment
+from millpond.run.context import Moment, Planned, TooSoon
 from millpond.run.delivery import Courier
 from millpond.run.first import First
 from millpond.run.maintenance import Progress
@@ -77,9 +87,9 @@ class Driver:
         self.owner = Owner(program, storage, clock, partitions, runtime.slots)
         self._adapt(partitions, progress)
         self.positions = positions_of(storage, self.last)
-        self._limit = Limit(1 << 60, 1 << 60)  # what the last batch was allowed to read
+        self._most = self._limit = Limit(1 << 60, 1 << 60)  # what a batch may read, and what the last one was allowed
         self._quiet, self._bounded = Quiet(), bounded
-        self._first = First(program, clock.now())
+        self._first, self._ahead = First(program, clock.now()), Ahead(program, runtime)
         self.compactor = Compactor(
             program.app,
             self.owner.id,
@@ -132,12 +142,13 @@ class Driver:
 
     def batch(self, limit: Limit, *, final: bool = False) -> bool:
         """Run one batch; whether there was anything to do. `final` says that the input has ended: all closes."""
-        self._limit = Limit(min(limit.rows, self._limit.rows * 2), min(limit.bytes, self._limit.bytes * 2))
+        self._most, self._limit = limit, self._next_limit(limit)
         plan = self._plan(self._limit, final)
         if plan is None:
             return False
         computed = self._compute(plan)
         self._first.read(sum(computed.rows.values()), self._limit)
+        self._ahead.note(computed.fills(self._limit))
         if computed.empty and not plan.offers:  # an offer is taken even if there is no row in it
             return self.batch(limit, final=final) if self._first.over(plan.only, self.runtime, plan.now) else False
         record = self._commit(plan, computed)
@@ -145,6 +156,10 @@ class Driver:
         self._acknowledge(plan)
         self._tidy()
         return True
+
+    def _next_limit(self, most: Limit) -> Limit:
+        """What was too much for a batch once is come back to slowly."""
+        return Limit(min(most.rows, self._limit.rows * 2), min(most.bytes, self._limit.bytes * 2))
 
     def _plan(self, limit: Limit, final: bool) -> Plan | None:
         self._at("plan", "before")
@@ -162,6 +177,9 @@ class Driver:
     def _planned(self, limit: Limit) -> Plan:
         now = self.clock.now()
         only = self._first.streams(now)
+        read = self._ahead.take(self.last.number + 1, self.positions)
+        if read is not None:
+            return Plan(now, read[0], [], reading=read[1])
         return plan_streams(self.program, self.positions, limit, now, self.runtime, self.last, only=only)
 
     def _moment(self, plan: Plan, final: bool) -> Moment:
@@ -183,6 +201,11 @@ class Driver:
             except JobLost as error:
                 if attempt == MOST_ATTEMPTS:
                     raise Unavailable(f"app {self.program.app!r}: a batch failed {attempt} times: {error}") from error
+            except TooSoon:
+                continue
+            except Corrupt:
+                self.owner.check()  # or is it that another app has begun in its place?
+                raise
             except TooMuch as error:
                 if not self._plan_less(plan):
                     raise InvalidUse(str(error)) from error
@@ -205,8 +228,11 @@ class Driver:
     def _attempt(self, plan: Plan) -> Computed | None:
         """One try at the tasks of a batch; nothing if what came back is not one whole batch."""
         context = self.owner.context(plan.now, self.home, plan.moment)
+        reading, plan.reading = self._ahead.read(plan, context), None
+        if reading is not None:
+            self._ahead.begin(plan, context, reading, self.positions, self._planned_next)
         tasks = grouped(plan.planned, self.runtime.slots)
-        stage = self.runtime.first_stage(self.program, context, tasks, plan.offers)
+        stage = self.runtime.first_stage(self.program, context, tasks, plan.offers, reading)
         if disagreement(stage, context.partitions):
             return None
         self._at("compute", "during")
@@ -222,6 +248,10 @@ class Driver:
             computed.add(stage.results)
         computed.raise_failure()
         return computed
+
+    def _planned_next(self, positions: Positions) -> list[Planned]:
+        limit, now = self._next_limit(self._most), self.clock.now()
+        return plan_streams(self.program, positions, limit, now, self.runtime, self.last).planned
 
     def _commit(self, plan: Plan, computed: Computed) -> Record:
         self._at("commit", "before")
@@ -284,5 +314,6 @@ class Driver:
 
     def close(self) -> None:
         """Stop delivering; nothing of this driver goes on. May be called twice."""
+        self._ahead.drop()
         self.courier.close()
         self.compactor.wait()

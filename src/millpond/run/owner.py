@@ -131,6 +131,7 @@ class Owner:
 
     def check(self) -> None:
         """`Fenced` if another driver owns the app by now."""
+        self.ledger.still_has(self.last)
         newest = self.ledger.newest(near=self.last.number)
         if newest is None or newest.checksum != self.last.checksum:
             raise Fenced(

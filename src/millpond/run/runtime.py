@@ -11,7 +11,7 @@ from millpond.errors import Unavailable
 from millpond.flow import Delivery
 from millpond.log.pointer import Pointer
 from millpond.pipeline.graph import Program
-from millpond.run.context import Context, Piece, Planned, Stage
+from millpond.run.context import Context, Piece, Planned, Progress, Stage
 from millpond.storage import Storage
 
 W = TypeVar("W")
@@ -45,6 +45,18 @@ class Offer:
     frame: Any = None
 
 
+class Reading(Protocol):
+    """The reading tasks of a batch, run on their own, perhaps still at work."""
+
+    def progress(self) -> list[Progress] | None:
+        """How far they have come, once they are done; nothing if they could not be brought to an end."""
+        ...
+
+    def drop(self) -> None:
+        """What they made is not needed."""
+        ...
+
+
 class Runtime(Protocol):
     """Runs tasks. It decides where, and nothing else."""
 
@@ -57,8 +69,27 @@ class Runtime(Protocol):
         """`Gone` if tasks cannot be run any more; asked while there is nothing to run."""
         ...
 
-    def first_stage(self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]) -> Stage:
-        """Run the reading tasks, those of each offer, and the first keyed task of every partition."""
+    def read(
+        self, program: Program, context: Context, tasks: list[list[Planned]], *, later: bool = False
+    ) -> Reading | None:
+        """Run the reading tasks alone; nothing if that is of no use here.
+
+        `later` means beside what is called next, where that leaves room.
+        """
+        ...
+
+    def first_stage(
+        self,
+        program: Program,
+        context: Context,
+        tasks: list[list[Planned]],
+        offers: list[Offer],
+        reading: Reading | None = None,
+    ) -> Stage:
+        """Run the reading tasks, those of each offer, and the first keyed task of every partition.
+
+        A `reading` of just these tasks stands for them; `JobLost` if it came to no end.
+        """
         ...
 
     def next_stage(

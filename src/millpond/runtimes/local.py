@@ -3,36 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from millpond.clock import Clock
 from millpond.codec import Codec
 from millpond.pipeline.graph import Program
-from millpond.run.context import Context, Piece, Planned, Result, Stage
+from millpond.run.ahead import progress_of
+from millpond.run.context import Context, Header, Piece, Planned, Progress, Result, Stage
 from millpond.run.delivery import hand_over
-from millpond.run.runtime import Offer, Parcel, T, W
+from millpond.run.runtime import Offer, Parcel, Reading, T, W
 from millpond.run.tasks import Tools, keyed_task, read_task
 from millpond.storage import Storage
 
 
+@dataclass
+class LocalReading:
+    """What reading tasks made, in memory."""
+
+    items: list[list[Any]]  # for each partition
+    tasks: int
+
+    def progress(self) -> list[Progress] | None:
+        return progress_of(item for item in self.items[0] if isinstance(item, Header))
+
+    def drop(self) -> None:
+        self.items = []
+
+
 class LocalRuntime:
-    """Runs every task where it is called. `between` is called after each keyed task, for tests to step in."""
+    """Runs every task where it is called. `between` is called after each keyed task, for tests to step in.
+
+    With `ahead`, rows are read a batch before their turn, as they are on Spark.
+    """
 
     slots = 1
 
-    def __init__(self, storage: Storage, clock: Clock, between: Callable[[int], None] | None = None) -> None:
-        self._storage, self._tools = storage, Tools(storage, clock)
+    def __init__(
+        self, storage: Storage, clock: Clock, between: Callable[[int], None] | None = None, ahead: bool = False
+    ) -> None:
+        self._storage, self._tools, self._ahead = storage, Tools(storage, clock), ahead
         self._between = between or (lambda partition: None)
 
     def check(self) -> None:
         return None
 
-    def first_stage(self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]) -> Stage:
-        mine: list[list[object]] = [[] for _ in range(context.partitions)]
+    def read(
+        self, program: Program, context: Context, tasks: list[list[Planned]], *, later: bool = False
+    ) -> LocalReading | None:
+        return self._read(program, context, tasks) if self._ahead else None
+
+    def _read(self, program: Program, context: Context, tasks: list[list[Planned]]) -> LocalReading:
+        reading = LocalReading([[] for _ in range(context.partitions)], len(tasks))
         for task, planned in enumerate(tasks):
             for partition, item in read_task(program, context, task, planned, self._tools):
-                mine[partition].append(item)
-        results = [self._keyed(program, context, 1, p, mine[p], {}) for p in range(context.partitions)]
-        return Stage(results, len(tasks))
+                reading.items[partition].append(item)
+        return reading
+
+    def first_stage(
+        self,
+        program: Program,
+        context: Context,
+        tasks: list[list[Planned]],
+        offers: list[Offer],
+        reading: Reading | None = None,
+    ) -> Stage:
+        assert reading is None or isinstance(reading, LocalReading)
+        read = self._read(program, context, tasks) if reading is None else reading
+        results = [self._keyed(program, context, 1, p, read.items[p], {}) for p in range(context.partitions)]
+        return Stage(results, read.tasks)
 
     def next_stage(
         self, program: Program, context: Context, stage: int, carried: list[dict[int, list[Piece]]]

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark import RDD, SparkContext, StorageLevel, TaskContext
 
-from millpond.run.context import Context, Piece, Planned, Result
+from millpond.run.context import Context, Header, Piece, Planned, Result
 from millpond.run.tasks import keyed_task, read_task
 from millpond.runtimes.spark.shipping import Shipped
 
@@ -24,6 +24,10 @@ LATE_ATTEMPT = 2  # a task that has died twice may have died of its replica
 def own(partition: int) -> int:
     """Where a blob goes. One function of the module: Spark compares partitioners by it."""
     return partition
+
+
+def _as_is(items: Iterable[Any]) -> Iterable[Any]:
+    return items
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,10 @@ class ReadTask:
 
     def __call__(self, index: int, nothing: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         with quiet():
-            yield from read_task(self.shipped.program(), self.context, index, self.groups[index])
+            for partition, item in read_task(self.shipped.program(), self.context, index, self.groups[index]):
+                yield partition, item
+                if partition == 0 and isinstance(item, Header):
+                    yield self.context.partitions, item  # for the driver, if it asks
 
 
 @dataclass(frozen=True)
@@ -60,20 +67,23 @@ class KeyedTask:
 class quiet:
     """No garbage collection within a task: its objects live about as long as it does.
 
-    Spark's worker collects all garbage after every task, which looks at every object of every module that is
-    loaded: a good part of a small batch. What is there after the first tasks stays for good, and is passed over.
+    Spark's worker collects all garbage after every task, which looks at every object that is there: the modules that
+    are loaded, and what a task has left for the next. So what is there at the end of a task is looked at once, and
+    then passed over; now and then all of it is looked at again.
     """
 
-    _warming = 4  # tasks of this process after which nothing more is loaded, as a rule
+    ALL = 1000  # tasks of this process
+    _tasks = 0
 
     def __enter__(self) -> None:
         gc.disable()
 
     def __exit__(self, *_: object) -> None:
-        if quiet._warming:
-            quiet._warming -= 1
-            gc.collect()
-            gc.freeze()
+        quiet._tasks += 1
+        if quiet._tasks % quiet.ALL == 0:
+            gc.unfreeze()
+        gc.collect()
+        gc.freeze()
         gc.enable()
 
 
@@ -102,28 +112,40 @@ class Exchange:
         cores = self._spark.defaultParallelism
         if self._anchor is None or (cores, partitions) != (self._cores, self._partitions):
             self.drop()
-            pairs = self._spark.parallelize([(p, None) for p in range(partitions)], partitions)
-            self._anchor = pairs.partitionBy(partitions, own).persist(StorageLevel.MEMORY_AND_DISK)
+            slots = partitions + 1
+            pairs = self._spark.parallelize([(p, None) for p in range(slots)], slots)
+            self._anchor = pairs.partitionBy(slots, own).persist(StorageLevel.MEMORY_AND_DISK)
             self._anchor.count()
             self._cores, self._partitions = cores, partitions
         return self._anchor
 
-    def run(self, task: KeyedTask, blobs: RDD[tuple[int, Any]] | None) -> list[Result]:
-        """Bring blobs to their partitions and run the keyed task of each."""
+    def moved(self, blobs: RDD[tuple[int, Any]], partitions: int) -> RDD[tuple[int, Any]]:
+        """Blobs on their way to their partitions; one more takes what is said to the driver."""
+        return blobs.partitionBy(partitions + 1, own)
+
+    def headers(self, moved: RDD[tuple[int, Any]], partitions: int) -> list[Header]:
+        """Run the tasks that make blobs, and none that takes them: Spark keeps what they made. What they say."""
+        return [header for _, header in self._spark.runJob(moved, _as_is, [partitions])]
+
+    def forget(self, moved: RDD[tuple[int, Any]]) -> None:
+        """Remove blobs that are not needed any more."""
+        moved.cleanShuffleDependencies(blocking=False)
+
+    def run(self, task: KeyedTask, moved: RDD[tuple[int, Any]] | None) -> list[Result]:
+        """Run the keyed task of every partition over the blobs that were brought to it."""
         partitions = task.context.partitions
         anchored = self.anchor(partitions)
-        moved = None
-        if blobs is not None:
-            moved = blobs.partitionBy(partitions, own)
+        if moved is not None:
             anchored = anchored.union(moved)
             if not self._checked:
-                assert anchored.getNumPartitions() == partitions, "the union must keep the partitions"
+                assert anchored.getNumPartitions() == partitions + 1, "the union must keep the partitions"
                 self._checked = True
         try:
-            return anchored.mapPartitionsWithIndex(task).collect()
+            keyed = anchored.mapPartitionsWithIndex(task)
+            return self._spark.runJob(keyed, _as_is, list(range(partitions)))
         finally:
             if moved is not None:
-                moved.cleanShuffleDependencies(blocking=False)
+                self.forget(moved)
 
     def drop(self) -> None:
         if self._anchor is not None:

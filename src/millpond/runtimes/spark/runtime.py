@@ -17,17 +17,15 @@ from millpond.pipeline.graph import Program
 from millpond.run.commit import Driver
 from millpond.run.context import Context, Piece, Planned, Stage
 from millpond.run.delivery import failed, hand_over
-from millpond.run.runtime import Gone, JobLost, Offer, Parcel, T, W
+from millpond.run.runtime import Gone, JobLost, Offer, Parcel, Reading, T, W
 from millpond.runtimes.spark.exchange import Exchange, KeyedTask, ReadTask
 from millpond.runtimes.spark.frames import Frames, FrameTask, plain_lines
+from millpond.runtimes.spark.reading import FAILED, Readings, SparkReading
 from millpond.runtimes.spark.session import session
 from millpond.runtimes.spark.shipping import Shipped, ship_modules
 from millpond.storage import Storage, open_storage
 
 log = logging.getLogger("millpond")
-
-# What comes out of a call to Spark whose job failed, whose JVM died or whose session was stopped.
-_FAILED = (Py4JError, PySparkException, OSError, EOFError, AttributeError)
 
 
 class SparkRuntime:
@@ -41,6 +39,7 @@ class SparkRuntime:
         self._shipped = Shipped(self._context, program)
         self._exchange = Exchange(self._context)
         self._frames = Frames(program, spark)
+        self._readings = Readings(self._context, self._exchange)
 
     @classmethod
     @contextlib.contextmanager
@@ -56,7 +55,7 @@ class SparkRuntime:
     def slots(self) -> int:
         try:
             return max(1, self._context.defaultParallelism)
-        except _FAILED as error:
+        except FAILED as error:
             raise self._gone() from error
 
     def check(self) -> None:
@@ -73,14 +72,30 @@ class SparkRuntime:
 
     def close(self) -> None:
         self._frames.stop()
-        with contextlib.suppress(*_FAILED):
+        self._readings.close()
+        with contextlib.suppress(*FAILED):
             self._exchange.drop()
 
     # --- batches ---
 
-    def first_stage(self, program: Program, context: Context, tasks: list[list[Planned]], offers: list[Offer]) -> Stage:
+    def read(
+        self, program: Program, context: Context, tasks: list[list[Planned]], *, later: bool = False
+    ) -> SparkReading:
+        return self._readings.begin(ReadTask(self._shipped, context, tasks), f"batch {context.batch}, reading", later)
+
+    def first_stage(
+        self,
+        program: Program,
+        context: Context,
+        tasks: list[list[Planned]],
+        offers: list[Offer],
+        reading: Reading | None = None,
+    ) -> Stage:
         with self._job(context.app, f"batch {context.batch}, stage 1"):
-            blobs, count = [], len(tasks)
+            blobs, count, keyed = [], len(tasks), KeyedTask(self._shipped, context, 1, [])
+            if reading is not None:
+                assert isinstance(reading, SparkReading)
+                return Stage(self._exchange.run(keyed, reading.moved()), reading.tasks)
             if tasks:
                 blobs.append(self._exchange.read(ReadTask(self._shipped, context, tasks)))
             for offer in offers:
@@ -89,7 +104,8 @@ class SparkRuntime:
                 count += read.getNumPartitions()
                 blobs.append(read)
             both = self._context.union(blobs) if len(blobs) > 1 else blobs[0] if blobs else None
-            return Stage(self._exchange.run(KeyedTask(self._shipped, context, 1, []), both), count)
+            moved = None if both is None else self._exchange.moved(both, context.partitions)
+            return Stage(self._exchange.run(keyed, moved), count)
 
     def next_stage(
         self, program: Program, context: Context, stage: int, carried: list[dict[int, list[Piece]]]
@@ -128,7 +144,7 @@ class SparkRuntime:
         try:
             self._context.setJobDescription(f"{app}: {what}")
             yield
-        except _FAILED as error:
+        except FAILED as error:
             if not self._alive():
                 raise self._gone() from error
             log.warning("%s: %s failed on Spark and is tried again: %s", app, what, _first(error))
@@ -137,7 +153,7 @@ class SparkRuntime:
     def _alive(self) -> bool:
         try:
             return self._context.defaultParallelism > 0
-        except _FAILED:
+        except FAILED:
             return False
 
     def _gone(self) -> Gone:
@@ -151,7 +167,7 @@ class SparkRuntime:
     def offers(self, wait: float) -> list[Offer]:
         try:
             return self._frames.offers(wait)
-        except _FAILED as error:
+        except FAILED as error:
             raise self._gone() from error
 
     def accept(self, offer: Offer) -> None:
@@ -160,14 +176,14 @@ class SparkRuntime:
     def is_waiting(self, stream: str) -> bool:
         try:
             return self._frames.is_waiting(stream)
-        except _FAILED as error:
+        except FAILED as error:
             raise self._gone() from error
 
     @property
     def exhausted(self) -> bool:
         try:
             return self._frames.exhausted
-        except _FAILED as error:
+        except FAILED as error:
             raise self._gone() from error
 
 

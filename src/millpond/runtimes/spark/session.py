@@ -23,6 +23,7 @@ LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.shuffle.reduceLocality.enabled": "false",
+    "spark.shuffle.compress": "false",  # what is moved stays on this machine
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
 }

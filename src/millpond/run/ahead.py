@@ -1,0 +1,112 @@
+"""Reading ahead: while one batch meets its state, the rows of the next are read already.
+
+What the next batch reads follows from how far this one has read, which its reading tasks tell before its keyed
+tasks have begun. So the next plan is no guess: it is used if the ledger then stands where it was made for, and thrown
+away if not. Nothing of what was read ahead counts before its batch is committed, like everything else.
+
+A driver reads ahead only while it is behind: a stream that keeps up has nothing to read ahead, and pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from millpond.flow import Source
+from millpond.pipeline.graph import Judge, Program, Read
+from millpond.run.batch import Plan, Positions
+from millpond.run.context import Context, Header, Planned, Progress
+from millpond.run.plan import grouped
+from millpond.run.runtime import Reading, Runtime
+
+
+@dataclass
+class Ahead:
+    """At most one batch is read ahead of the one that is at work."""
+
+    program: Program
+    runtime: Runtime
+    _plan: list[Planned] | None = None
+    _for: tuple[int, Positions] | None = None  # the batch, and where every stream stands as it begins
+    _reading: Reading | None = None
+    _behind: bool = False
+
+    def __post_init__(self) -> None:
+        ours = all(isinstance(n.op, Read) and isinstance(n.op.source, Source) for n in self.program.reads.values())
+        judges = any(isinstance(node.op, Judge) for node in self.program.nodes)  # of rows, by a watermark not yet known
+        self._possible = ours and not judges
+
+    def note(self, behind: bool) -> None:
+        """Whether the last batch had as much to read as it could take."""
+        self._behind = behind
+
+    def take(self, batch: int, positions: Positions) -> tuple[list[Planned], Reading] | None:
+        """What was read for a batch that begins where these positions are."""
+        if self._reading is None:
+            return None
+        fits = self._for == (batch, positions)
+        planned, reading = self._plan, self._reading
+        self._plan = self._for = self._reading = None
+        if fits and planned:
+            return planned, reading
+        reading.drop()
+        return None
+
+    def read(self, plan: Plan, context: Context) -> Reading | None:
+        """The rows of a batch that is about to begin, read on their own, so that the one after it can be planned."""
+        if plan.reading is not None or not self._behind or not self._is_possible(plan, context):
+            return plan.reading
+        return self.runtime.read(self.program, context, grouped(plan.planned, self.runtime.slots))
+
+    def begin(
+        self,
+        plan: Plan,
+        context: Context,
+        reading: Reading,
+        positions: Positions,
+        next_plan: Callable[[Positions], list[Planned]],
+    ) -> None:
+        """Read the batch after the one that is about to meet its state."""
+        self.drop()
+        if not self._is_possible(plan, context):
+            return
+        progress = reading.progress()
+        if progress is None:
+            return
+        after = moved_by(positions, progress)
+        planned = next_plan(after)
+        if not planned:
+            return
+        following = replace(context, batch=context.batch + 1, base=context.base + 1, ahead=True)
+        self._plan, self._for = planned, (following.batch, after)
+        self._reading = self.runtime.read(self.program, following, grouped(planned, self.runtime.slots), later=True)
+
+    def drop(self) -> None:
+        """Give up what was read."""
+        if self._reading is not None:
+            self._reading.drop()
+        self._plan = self._for = self._reading = None
+
+    def _is_possible(self, plan: Plan, context: Context) -> bool:
+        """Whether the tasks that read the next batch know already what they need to know."""
+        if not self._possible or plan.only is not None or not plan.planned or plan.moment.final:
+            return False
+        times = context.moment.times
+        return all(name in times and times[name].unit is not None for name, _ in self.program.clocks.values())
+
+
+def progress_of(headers: Iterable[Header]) -> list[Progress] | None:
+    """How far reading tasks have come, by what they say; nothing if one failed."""
+    told = list(headers)
+    if any(header.made is not None and header.made.failure is not None for header in told):
+        return None
+    return [moved for header in told for moved in header.progress]
+
+
+def moved_by(positions: Positions, progress: list[Progress]) -> Positions:
+    """Where every stream stands once some reading is done."""
+    after = {stream: dict(places) for stream, places in positions.items()}
+    for item in progress:
+        if item.place or item.position is not None:
+            after.setdefault(item.stream, {})[item.place] = item.position
+    return after
