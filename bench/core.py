@@ -1,12 +1,13 @@
 """The core's speed, as ratios in one run: `make bench`, or `python bench/core.py [--quick]`.
 
-Every way keeps one running total per key over the same rows, durably, on two cores; the first batches of
-each, in which the JVM warms up, are left out. Medians of the seconds per batch.
+Every way keeps one running total per key over the same rows, durably, on two cores. The first seconds of each,
+in which its JVM warms up, are left out, and at least two batches. Medians of the seconds per batch.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -31,9 +32,10 @@ from millpond.flow import Limit
 from millpond.run.commit import Driver
 from millpond.run.loop import Settings
 from millpond.runtimes.local import LocalRuntime
+from millpond.runtimes.spark.session import LOCAL
 from millpond.storage import open_storage
 
-WARM = 2
+WARM_BATCHES, WARM_SECONDS = 2, 8.0
 
 
 def add_up(key: str, row: dict[str, Any], total: float) -> tuple[dict[str, Any], float]:
@@ -115,22 +117,21 @@ def python_alone(folder: str, rows: int, place: Path) -> list[float]:
 
 
 def a_session() -> SparkSession:
-    return (
-        SparkSession.builder.master("local[2,4]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "4g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.shuffle.reduceLocality.enabled", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
+    """The session that Millpond makes where it is given none, but for two cores and the memory of the peers."""
+    builder: Any = SparkSession.builder
+    for name, value in {**LOCAL, "spark.master": "local[2,4]", "spark.driver.memory": "4g"}.items():
+        builder = builder.config(name, value)
+    made: SparkSession = builder.getOrCreate()
+    return made
 
 
 def median(batches: list[float]) -> float:
-    return statistics.median(batches[WARM:] if len(batches) > WARM + 1 else batches)
+    """Of the batches after the first ones."""
+    ended = list(itertools.accumulate(batches))
+    first = max(WARM_BATCHES, sum(end < WARM_SECONDS for end in ended))
+    if len(batches) - first < 2:
+        raise SystemExit(f"too few batches to leave out the first {WARM_SECONDS:.0f} s: {batches}")
+    return statistics.median(batches[first:])
 
 
 def main() -> None:
@@ -138,10 +139,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer batches: a check that it runs, not a measurement")
     parser.add_argument("--no-peers", action="store_true", help="Millpond alone, for tuning")
     quick = (options := parser.parse_args()).quick
+    if quick:
+        global WARM_SECONDS
+        WARM_SECONDS = 0.0
     place = Path(tempfile.mkdtemp(prefix="bench-"))
     spark = a_session()
     size = 10_000 if quick else 100_000
-    many, few = (4, 4) if quick else (10, 4)
+    many, few = (6, 4) if quick else (60, 6)
     table: list[tuple[str, str]] = []
 
     def note(what: str, figure: str) -> None:
@@ -160,7 +164,7 @@ def main() -> None:
             f"{keys:,} keys, batches of {size:,} rows: Millpond / transformWithState (Row)",
             f"{ours:,.0f} / {theirs:,.0f} rows/s = {ours / theirs:.1f}x",
         )
-    small = make_rows(place / "small", 8 if quick else 24, 100, 100)
+    small = make_rows(place / "small", 8 if quick else 120, 100, 100)
     tiny = median(millpond_batches(spark, mp.sources.files(small), 100, place))
     if not options.no_peers:
         base = median(peers.seconds_per_batch("count_only", small))
@@ -176,7 +180,7 @@ def main() -> None:
     parquet = str(place / "keys-10000")
     alone = python_alone(parquet, size, place)
     note("the Python work alone, reading to changelog and outputs, one core", f"{size / min(alone):,.0f} rows/s")
-    text = make_rows(place / "text", 4 if quick else 8, size, 10_000, jsonl=True)
+    text = make_rows(place / "text", 6 if quick else 40, size, 10_000, jsonl=True)
     lines = size / median(millpond_batches(spark, mp.sources.files(text), size, place))
     columns = size / median(millpond_batches(spark, mp.sources.files(parquet), size, place))
     note("JSON lines without a schema / Parquet", f"{lines:,.0f} / {columns:,.0f} rows/s = {lines / columns:.2f}x")

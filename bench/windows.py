@@ -1,7 +1,8 @@
 """Windows against Spark's own, as ratios in one run: `make bench-windows`, or `python bench/windows.py [--quick]`.
 
 A count and a sum per key and minute of event time, durably, on two cores. Every batch is a file of 100 seconds of
-event time, so that windows close in nearly every one. Medians of the seconds per batch, the first left out.
+event time, so that windows close in nearly every one. Medians of the seconds per batch; the first seconds of each way,
+in which its JVM warms up, are left out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import peers
 
+import core
 import millpond as mp
 from core import a_session, make_rows, median
 from millpond.run.loop import Settings
@@ -47,9 +49,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="fewer batches: a check that it runs, not a measurement")
     quick = parser.parse_args().quick
+    if quick:
+        core.WARM_SECONDS = 0.0
     place = Path(tempfile.mkdtemp(prefix="bench-"))
     spark = a_session()
-    size, files = (10_000, 4) if quick else (100_000, 10)
+    size, files = (10_000, 6) if quick else (100_000, 60)
     table = []
     for keys in (10_000, 200_000):
         folder = make_rows(place / f"keys-{keys}", files, size, keys, zone="UTC")
