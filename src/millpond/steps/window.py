@@ -20,10 +20,11 @@ from millpond.rows import ENDING, Rows
 from millpond.steps.aggregate import key_fields
 from millpond.steps.base import Made, Step, Turn, each_row
 from millpond.steps.failure import BadInput
+from millpond.steps.window_firing import Firing
 from millpond.steps.window_marks import Marks
 from millpond.steps.window_state import Accumulators, Window, restore
 from millpond.timing import MAX_TICKS, Time, Unit, as_user, difference, span
-from millpond.windows.triggers import Cause, Event, Trigger
+from millpond.windows.triggers import Cause, Trigger
 
 Saved = list[Any]  # what a row has touched, as it was
 
@@ -40,13 +41,13 @@ class Windows(ABC):
         self.window, self.grace_given = options["window"], options["grace"]
         self.trigger: Trigger = options["trigger"]
         self.panes: str = options["panes"]
-        self.fires_all: bool = options["fires"] == "all"
         self.by_key: bool = options["clock"] == "key"
         self.key_names: tuple[str, ...] = options["key_names"]
         self.accumulators = Accumulators(
             step.name, options["aggregations"], turn.view, turn.codec, turn.batch, self.MERGING
         )
         self.marks = Marks(step.name, turn.view, turn.codec)
+        self.firing = Firing(options, turn, self.marks, self.accumulators, self.TIMED)
         self.unit: Unit | None = None
         self.aside: list[Rows] = []
         self.closed: int | None = None  # how far the end of the input has closed what no watermark had
@@ -111,7 +112,7 @@ class Windows(ABC):
     def know(self, unit: Unit) -> None:
         """The unit of the times is known from now on."""
         if self.unit is None:
-            self.unit = unit
+            self.unit = self.firing.unit = unit
             self.measure(unit)
 
     def span(self, what: Any, name: str) -> int:
@@ -162,78 +163,41 @@ class Windows(ABC):
     def _count(
         self, key: bytes, at: int | None, row: Any, windows: list[Window], saved: Saved, shown: list[Any]
     ) -> None:
-        accumulators, trigger = self.accumulators, self.trigger
+        accumulators, causes, one_per_key = self.accumulators, self.trigger.causes, self.firing.one_per_key
         stamp = accumulators.stamp()
         time = as_user(at, self.unit) if accumulators.needs_time and at is not None and self.unit else None
-        causes = trigger.causes
-        if self.fires_all and "before" in causes:
-            self._all_at("before", key, at, row, windows[-1], saved, shown)
+        if one_per_key and "before" in causes:
+            self._ask_key("before", windows[-1], shown, saved, at, row)
         for w in windows:
             first = not w.news
-            if not self.fires_all and "before" in causes and w.news:
-                self._ask("before", w, at, row, False, shown)
+            if not one_per_key and "before" in causes and w.news:
+                self._ask("before", w, shown, at, row)
             accumulators.add(w, row, time, stamp)
             if not self.TIMED and at is not None and (w.newest is None or w.newest < at):
                 w.newest = at
             if self.counted(w, key, saved):
                 self.show(w, True, shown)
                 self.drop(w)
-            elif not self.fires_all and causes:
-                self._ask("row", w, at, row, first, shown)
-        if self.fires_all and causes:
-            self._all_at("row", key, at, row, windows[-1], saved, shown)
+            elif not one_per_key and causes:
+                self._ask("row", w, shown, at, row, first)
+        if one_per_key and causes:
+            self._ask_key("row", windows[-1], shown, saved, at, row)
 
-    # --- triggers ---
+    # --- triggers are asked ---
 
-    def _event(self, cause: Cause, w: Window, at: int | None = None, row: Any = None, first: bool = False) -> Event:
-        mark = self.marks.newest(w.key) if self.by_key else self.turn.watermark
-        held: list[dict[str, Any]] = []
-
-        def results() -> dict[str, Any]:
-            if not held:
-                held.append(self.accumulators.results(w))
-            return held[0]
-
-        start, end = (w.start, w.end) if self.TIMED else (None, None)
-        return Event(cause, row, self.turn.now, self.unit, at, start, end, mark, first, results)
-
-    def _ask(self, cause: Cause, w: Window, at: int | None, row: Any, first: bool, shown: list[Any]) -> None:
+    def _ask(
+        self, cause: Cause, w: Window, shown: list[Any], at: int | None = None, row: Any = None, first: bool = False
+    ) -> None:
         """Tell a window's own trigger what has happened, and show a pane if it fires."""
-        if cause not in self.trigger.causes:
-            return
-        event = self._event(cause, w, at, row, first)
-        state, fires = self._advanced(w.trigger, event)
-        w.trigger, w.changed = self._kept(state), True
-        if fires and w.news:
+        if self.firing.tell_window(cause, w, at, row, first):
             self.show(w, False, shown)
 
-    def _advanced(self, kept: Any, event: Event) -> tuple[Any, bool]:
-        trigger = self.trigger
-        # State of another trigger than the program's is of no use to it.
-        state = kept[1] if kept is not None and kept[0] == trigger.label else trigger.initial()
-        state = trigger.advance(state, event)
-        if fires := trigger.fires(state, event):
-            state = trigger.fired(state, event)
-        return state, fires
-
-    def _kept(self, state: Any) -> Any:
-        return None if state is None else [self.trigger.label, state]
-
-    def _state(self, kept: Any) -> Any:
-        return kept[1] if kept is not None and kept[0] == self.trigger.label else self.trigger.initial()
-
-    def _all_at(
-        self, cause: Cause, key: bytes, at: int | None, row: Any, w: Window, saved: Saved, shown: list[Any]
+    def _ask_key(
+        self, cause: Cause, w: Window, shown: list[Any], saved: Saved, at: int | None = None, row: Any = None
     ) -> None:
-        """Tell the one trigger of a key what has happened, and show all of its windows if it fires."""
-        kept, news = self.marks.trigger(key)
-        fires = False
-        if cause in self.trigger.causes:
-            state, fires = self._advanced(kept, self._event(cause, w, at, row, not news))
-            kept = self._kept(state)
-        self.marks.set_trigger(key, kept, (news or cause == "row") and not fires, saved)
-        if fires:
-            for each in self.open(key):
+        """Tell the one trigger of a key what has happened, to a window of it, and show all of them if it fires."""
+        if self.firing.tell_key(cause, w, at, row, saved):
+            for each in self.open(w.key):
                 if each.news:
                     saved.append(each.save())
                     self.show(each, False, shown)
@@ -324,7 +288,7 @@ class Windows(ABC):
             for w in self.due(upto):
                 self._pass(w, upto)
         self.passed()
-        if self.fires_all:
+        if self.firing.one_per_key:
             self._forget_triggers()
         if "clock" in self.trigger.causes:
             self._tick()
@@ -358,45 +322,31 @@ class Windows(ABC):
         """The watermark at which something happens to a window."""
         if self.by_key:
             return MAX_TICKS
-        closes = self.closes(w)
-        if "watermark" in self.trigger.causes and w.news and not w.closed and w.end is not None and self.unit:
-            state = self.marks.trigger(w.key)[0] if self.fires_all else w.trigger
-            asked = self.trigger.due(self._state(state), w.end, self.unit)
-            return closes if asked is None else min(closes, asked)
-        return closes
+        closes, asked = self.closes(w), self.firing.due(w)
+        return closes if asked is None else min(closes, asked)
 
     def _pass(self, w: Window, mark: int) -> None:
         """The watermark has come so far: the window closes, or its trigger is asked."""
-        if not w.alive:
-            return
-        shown: list[Any] = []
-        try:
-            closes = self.closes(w)
-            if closes <= mark:
-                if self.turn.final and closes < MAX_TICKS and not w.closed:  # what comes after the end is late
-                    if self.by_key:
-                        self.marks.advance(w.key, closes, [])
-                    else:
-                        self.closed = closes if self.closed is None else max(self.closed, closes)
-                self.close(w, shown)
-            elif "watermark" in self.trigger.causes and w.news:
-                w.changed = True
-                if self.fires_all:
-                    self._all_at("watermark", w.key, None, None, w, [], shown)
-                else:
-                    self._ask("watermark", w, None, None, False, shown)
-            elif not self.by_key:
-                w.changed = True  # its time has changed with the program
-        except Exception as error:
-            self._failed(w, error)
-        for each, output, time in shown:
-            self._made.add(each.key, self.known(each.key), output, time)
+        if w.alive:
+            self._put_out(w, lambda shown: self._close_or_ask(w, mark, shown))
 
-    def _forget_triggers(self) -> None:
-        """Of a key that has no open window any more, no trigger is kept."""
-        for key in {w.key for w in self.held() if not w.alive}:
-            if not self.open(key):
-                self.marks.set_trigger(key, None, False, [])
+    def _close_or_ask(self, w: Window, mark: int, shown: list[Any]) -> None:
+        closes = self.closes(w)
+        if closes <= mark:
+            if self.turn.final and closes < MAX_TICKS and not w.closed:  # what comes after the end is late
+                if self.by_key:
+                    self.marks.advance(w.key, closes, [])
+                else:
+                    self.closed = closes if self.closed is None else max(self.closed, closes)
+            self.close(w, shown)
+        elif "watermark" in self.trigger.causes and w.news:
+            w.changed = True
+            if self.firing.one_per_key:
+                self._ask_key("watermark", w, shown, [])
+            else:
+                self._ask("watermark", w, shown)
+        elif not self.by_key:
+            w.changed = True  # its time has changed with the program
 
     def close(self, w: Window, shown: list[Any]) -> None:
         """What has changed since the last pane goes out, and the window is gone."""
@@ -409,50 +359,49 @@ class Windows(ABC):
     def drop(self, w: Window) -> None:
         w.alive, w.changed = False, True
 
-    def _failed(self, w: Window, error: Exception) -> None:
-        """A function of the user's has failed for a whole window."""
-        window = {"window_start": self.shown(w.start), "window_end": self.shown(w.end)}
-        self.turn.failures.row(
-            self.step.on_error, self.step.name, error, key=self.known(w.key), row=window, order=ENDING
-        )
+    def _forget_triggers(self) -> None:
+        """Of a key that has no open window any more, no trigger is kept."""
+        for key in {w.key for w in self.held() if not w.alive}:
+            if not self.open(key):
+                self.firing.forget(key)
 
     def _tick(self) -> None:
         """The clock has come so far: triggers that wait for it are asked."""
         wall = self.turn.wall
-        if self.fires_all:
-            for key in self.marks.ticking(wall, self._wall_of):
-                windows = self.open(key)
-                if windows:
-                    self._safely(windows[-1], lambda w, shown: self._all_at("clock", w.key, None, None, w, [], shown))
+        if self.firing.one_per_key:
+            for key in self.marks.ticking(wall, self.firing.wall_of_key):
+                if windows := self.open(key):
+                    self._tell_clock(windows[-1])
                 else:
-                    self.marks.set_trigger(key, None, False, [])
+                    self.firing.forget(key)
             return
-        own = [w for w in self.held() if w.alive and (at := self.wall_of(w)) is not None and at <= wall]
+        own = [w for w in self.held() if w.alive and (at := self.firing.wall(w)) is not None and at <= wall]
         own.sort(key=lambda w: (w.key, w.cell))
         for entry in self.turn.view.due(self.step.name, wall, wall=True):
             if self.met(entry.key, entry.cell) is None:
                 own.append(self.take(entry))
         for w in own:
-            self._safely(w, lambda w, shown: self._ask("clock", w, None, None, False, shown))
+            self._tell_clock(w)
 
-    def _safely(self, w: Window, ask: Callable[[Window, list[Any]], None]) -> None:
+    def _tell_clock(self, w: Window) -> None:
+        w.changed = True
+        if self.firing.one_per_key:
+            self._put_out(w, lambda shown: self._ask_key("clock", w, shown, []))
+        else:
+            self._put_out(w, lambda shown: self._ask("clock", w, shown))
+
+    def _put_out(self, w: Window, show: Callable[[list[Any]], None]) -> None:
+        """Put out what is shown, though a function of the user's fail for the whole window."""
         shown: list[Any] = []
         try:
-            w.changed = True
-            ask(w, shown)
+            show(shown)
         except Exception as error:
-            self._failed(w, error)
+            window = {"window_start": self.shown(w.start), "window_end": self.shown(w.end)}
+            self.turn.failures.row(
+                self.step.on_error, self.step.name, error, key=self.known(w.key), row=window, order=ENDING
+            )
         for each, output, time in shown:
             self._made.add(each.key, self.known(each.key), output, time)
-
-    def wall_of(self, w: Window) -> int | None:
-        """When the clock has something to say to a window."""
-        if "clock" not in self.trigger.causes or self.fires_all or not w.news or w.closed:
-            return None
-        return self.trigger.wall(self._state(w.trigger))
-
-    def _wall_of(self, kept: Any) -> int | None:
-        return self.trigger.wall(self._state(kept))
 
     # --- what has changed ---
 
@@ -465,11 +414,10 @@ class Windows(ABC):
             if w.origin is not None and (not w.alive or w.origin != w.cell):
                 found.setdefault((w.key, w.origin), Change(w.key, w.origin, None))
             if w.alive:
-                found[w.key, w.cell] = Change(w.key, w.cell, encode(w), self.due_of(w), self.wall_of(w))
+                found[w.key, w.cell] = Change(w.key, w.cell, encode(w), self.due_of(w), self.firing.wall(w))
             if w.ids or w.gone:
                 for cell, value in self.accumulators.chunks(w):
                     found[w.key, cell] = Change(w.key, cell, value)
-        wall = self._wall_of if self.fires_all and "clock" in self.trigger.causes else None
-        for change in self.marks.changes(wall):
+        for change in self.marks.changes(self.firing.wall_of_key):
             found[change.key, change.cell] = change
         return [found[place] for place in sorted(found)]

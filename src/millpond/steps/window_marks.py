@@ -90,9 +90,9 @@ class Marks:
                 found.append(entry.key)
         return sorted(found)
 
-    def changes(self, wall_of: Callable[[Any], int | None] | None) -> Iterator[Change]:
-        """What this batch has changed; with `wall_of`, triggers have times."""
+    def changes(self, wall_of: Callable[[Any], int | None]) -> Iterator[Change]:
+        """What this batch has changed; `wall_of` tells when a trigger waits for the clock."""
         for (key, cell), value in self._held.items():
             if value != self._was[key, cell]:
-                wall = wall_of(value[0]) if wall_of and cell == TRIGGER and value is not None and value[1] else None
+                wall = wall_of(value[0]) if cell == TRIGGER and value is not None and value[1] else None
                 yield Change(key, cell, None if value is None else self._codec.encode(value), None, wall)

@@ -104,13 +104,12 @@ class Sessions(Windows):
             if w.came is None:
                 w.came = other.came
             earlier, later = (other, w) if other.came[0] < w.came[0] else (w, other)
-            triggers = self._state(earlier.trigger), self._state(later.trigger)
             self.accumulators.merge(w, other)
         else:
-            triggers = self._state(w.trigger), self._state(other.trigger)
+            earlier, later = w, other
             w.pane, w.past = max(w.pane, other.pane), w.past + other.past
             w.gone, w.ids = w.gone + other.gone, w.ids + other.ids
-        w.trigger = self._kept(self.trigger.merge(*triggers))
+        w.trigger = self.firing.joined(earlier.trigger, later.trigger)
         other.gone, other.ids = (), ()  # they are the first one's now
         super().drop(other)
 
