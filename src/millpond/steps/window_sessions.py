@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from millpond.replica import Entry
@@ -12,6 +13,7 @@ from millpond.rows import Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.window import Saved, Windows
 from millpond.steps.window_state import Window
+from millpond.steps.window_stretch import Stretch
 from millpond.timing import Unit
 from millpond.windows.assigning import closing_inclusive
 from millpond.windows.naming import extent_of, session_cell, text_of
@@ -24,14 +26,12 @@ def _last(w: Window) -> int:
 
 
 @dataclass
-class _Met:
+class _Met(Stretch):
     """The sessions of a key that this batch has met: all of those that lie between two times."""
 
     live: list[Window] = field(default_factory=list)  # in the order of their times
     all: list[Window] = field(default_factory=list)
     cells: dict[bytes, Window] = field(default_factory=dict)  # that they were read from
-    first: int | None = None
-    last: int | None = None
 
 
 @dataclass
@@ -129,17 +129,7 @@ class Sessions(Windows):
         met = self._met.get(key)
         if met is None:
             met = self._met[key] = _Met()
-        first, last = at - self.gap, at + self.gap
-        if met.first is None or met.last is None:
-            self._read(key, met, first, last)
-            met.first, met.last = first, last
-            return met
-        if first < met.first:
-            self._read(key, met, first, met.first)
-            met.first = first
-        if last > met.last:
-            self._read(key, met, met.last, last)
-            met.last = last
+        met.reach(at - self.gap, at + self.gap, partial(self._read, key, met))
         return met
 
     def _read(self, key: bytes, met: _Met, first: int, last: int) -> None:

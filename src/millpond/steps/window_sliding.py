@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -20,20 +21,19 @@ from millpond.steps.base import Step, Turn
 from millpond.steps.window import Saved, Windows
 from millpond.steps.window_blocks import WORTH, Blocks
 from millpond.steps.window_state import Accumulators, Window
+from millpond.steps.window_stretch import Stretch
 from millpond.timing import Unit, as_user
 from millpond.windows.assigning import closing_inclusive
 from millpond.windows.naming import extent_of, text_of, time_cell, time_of, window_cell
 
 
 @dataclass
-class _Met:
+class _Met(Stretch):
     """What this batch has met of a key: all parts between two times, and windows."""
 
     times: list[int] = field(default_factory=list)  # of the parts, in order
     parts: dict[int, Window] = field(default_factory=dict)
     windows: dict[bytes, Window] = field(default_factory=dict)
-    first: int | None = None
-    last: int | None = None
     closings: int = 0
     slide: _Slide | None = None
 
@@ -154,16 +154,7 @@ class Slides(Windows):
         met = self._met.get(key)
         if met is None:
             met = self._met[key] = _Met()
-        if met.first is None or met.last is None:
-            self._read(key, met, first, last)
-            met.first, met.last = first, last
-            return met
-        if first < met.first:
-            self._read(key, met, first, met.first)
-            met.first = first
-        if last > met.last:
-            self._read(key, met, met.last, last)
-            met.last = last
+        met.reach(first, last, partial(self._read, key, met))
         return met
 
     def _read(self, key: bytes, met: _Met, first: int, last: int) -> None:
