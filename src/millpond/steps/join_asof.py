@@ -9,17 +9,7 @@ from millpond.codec import decode_key
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Made, Step, Turn
-from millpond.steps.join_buffer import (
-    Arrivals,
-    Changes,
-    Row,
-    first_cell,
-    kept,
-    last_cell,
-    late_rows,
-    nothing,
-    parted,
-)
+from millpond.steps.join_buffer import Arrivals, Changes, Row, first_cell, kept, last_cell, nothing
 from millpond.steps.join_pairs import Pairs
 from millpond.steps.join_reach import LEFT, RIGHT, newest
 from millpond.timing import Unit, span
@@ -39,17 +29,13 @@ class JoinAsof:
         self._arrivals = Arrivals(step, turn)
         self._pairs, self._changes = Pairs(step, turn), Changes()
         self._late: list[Row] = []
-        self.aside: list[Rows] = []
+        self.aside = self._arrivals.aside
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
         began, timed = self._turn.began, self._arrivals.timed(rows, side)
         if timed is not None and timed.times is not None:
             oldest = None if began is None or side == LEFT else began - self._keep(timed.times.unit)
-            in_time, late = parted(timed, oldest)
-            self._arrivals.take(in_time, side)
-            if late is not None and began is not None:
-                self.aside.append(late_rows(late, side, began))
-                self._turn.late(len(late))
+            self._arrivals.take_since(oldest, timed, side)
         return nothing(self._arrivals.unit)
 
     def _keep(self, unit: Unit) -> int:
@@ -74,7 +60,7 @@ class JoinAsof:
         for key, lefts in ready.items():
             self._match(lefts, came[key][RIGHT] if key in came else [], keep)
         if self._late:
-            self.aside.append(self._late_rows(unit))
+            self._arrivals.put_aside(self._late_rows(unit), LEFT)
         return self._pairs.rows(unit)
 
     def _is_passed(self, row: Row) -> bool:
@@ -127,8 +113,7 @@ class JoinAsof:
         made = Made(unit)
         for row in sorted(self._late, key=lambda row: (row.order, row.cell)):
             made.add(row.key, decode_key(row.key), row.row, row.at, row.order)
-        self._turn.late(len(self._late))
-        return late_rows(made.rows(), LEFT, self._turn.began or 0)
+        return made.rows()
 
     def changes(self) -> list[Change]:
         return self._changes.sorted()

@@ -102,6 +102,16 @@ class Arrivals:
         self._step, self._turn, self._watched = step, turn, watched
         self._rows: tuple[list[Row], list[Row]] = ([], [])
         self.unit: Unit | None = turn.unit
+        self.aside: list[Rows] = []  # those that came too late
+
+    def take_since(self, oldest: int | None, rows: Rows, side: int) -> None:
+        """Rows of one side; those that are older than that go aside."""
+        assert rows.times is not None
+        if oldest is None or not len(late := np.flatnonzero(rows.times.values < oldest)):
+            self.take(rows, side)
+            return
+        self.take(rows.pick(np.flatnonzero(rows.times.values >= oldest).tolist()), side)
+        self.put_aside(rows.pick(late.tolist()), side)
 
     def take(self, rows: Rows, side: int) -> None:
         """Rows of one side that are not late."""
@@ -115,6 +125,25 @@ class Arrivals:
                 row = Row(keys.encoded[index[i]], side, times[i], b"", data, codec, rows.data[i])
                 row.order, row.watched, row.is_open = int(order[i]), watched, watched
                 found.append(row)
+
+    def put_aside(self, rows: Rows, side: int, **more: Sequence[Any]) -> None:
+        """Rows that came too late for the watermark with which the batch began go to the side stream, each with its
+        own key and time."""
+        began = self._turn.began
+        assert rows.keys is not None and rows.times is not None and began is not None
+        times, unit = rows.times.values.tolist(), rows.times.unit
+        found = [
+            {
+                "row": own_copy(row),
+                "key": rows.keys.of(i),
+                "late_by": difference(began - times[i], unit),
+                "side": SIDES[side],
+                **{name: values[i] for name, values in more.items()},
+            }
+            for i, row in enumerate(rows.data)
+        ]
+        self.aside.append(rows.with_data(found))
+        self._turn.late(len(found))
 
     def timed(self, rows: Rows, side: int) -> Rows | None:
         """The rows as objects, if they have times; if not, each of them has failed."""
@@ -174,30 +203,6 @@ _TIMELESS = (
     "{verb} goes by event time, and this row of the {side} side has none. Say what its time is with "
     "app.stream(timestamp=…) or with_time()"
 )
-
-
-def parted(rows: Rows, oldest: int | None) -> tuple[Rows, Rows | None]:
-    """The rows that are not older than that, and the others if there are any."""
-    if oldest is None or rows.times is None or not len(late := np.flatnonzero(rows.times.values < oldest)):
-        return rows, None
-    return rows.pick(np.flatnonzero(rows.times.values >= oldest).tolist()), rows.pick(late.tolist())
-
-
-def late_rows(rows: Rows, side: int, began: int, **more: Sequence[Any]) -> Rows:
-    """Rows that came too late, as they stand on the side stream, each with its own key and time."""
-    assert rows.keys is not None and rows.times is not None
-    times, unit = rows.times.values.tolist(), rows.times.unit
-    found = [
-        {
-            "row": own_copy(row),
-            "key": rows.keys.of(i),
-            "late_by": difference(began - times[i], unit),
-            "side": SIDES[side],
-            **{name: values[i] for name, values in more.items()},
-        }
-        for i, row in enumerate(rows.data)
-    ]
-    return rows.with_data(found)
 
 
 def nothing(unit: Unit | None) -> Rows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Step, Turn
-from millpond.steps.join_buffer import Arrivals, Changes, Row, kept, late_rows, nothing, parted, read
+from millpond.steps.join_buffer import Arrivals, Changes, Row, kept, nothing, read
 from millpond.steps.join_pairs import Pairs
 from millpond.steps.join_reach import LEFT, RIGHT, Reach
 from millpond.timing import MAX_TICKS, Unit, span
@@ -29,18 +29,14 @@ class JoinInterval:
         self._outer = HOWS[step.options["how"]]
         self._arrivals = Arrivals(step, turn, self._outer)
         self._pairs, self._changes = Pairs(step, turn), Changes()
-        self.aside: list[Rows] = []
+        self.aside = self._arrivals.aside
         self.closed: int | None = None  # how far the end of the input has let go of what no watermark had
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
         began, timed = self._turn.began, self._arrivals.timed(rows, side)
         if timed is not None and timed.times is not None:
             oldest = None if began is None else began - self._reach(timed.times.unit).grace
-            in_time, late = parted(timed, oldest)
-            self._arrivals.take(in_time, side)
-            if late is not None and began is not None:
-                self.aside.append(late_rows(late, side, began))
-                self._turn.late(len(late))
+            self._arrivals.take_since(oldest, timed, side)
         return nothing(self._arrivals.unit)
 
     def _reach(self, unit: Unit) -> Reach:

@@ -16,7 +16,7 @@ from typing import Any
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Step, Turn
-from millpond.steps.join_buffer import Arrivals, Changes, Row, kept, late_rows, nothing, read
+from millpond.steps.join_buffer import Arrivals, Changes, Row, kept, nothing, read
 from millpond.steps.join_interval import HOWS
 from millpond.steps.join_pairs import Pairs
 from millpond.steps.join_reach import LEFT, RIGHT, SIDES
@@ -70,7 +70,7 @@ class JoinWindow:
         self._outer = HOWS[step.options["how"]]
         self._arrivals = Arrivals(step, turn)
         self._pairs, self._changes = Pairs(step, turn), Changes()
-        self.aside: list[Rows] = []
+        self.aside = self._arrivals.aside
         self.closed: int | None = None  # how far the end of the input has closed what no watermark had
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
@@ -94,8 +94,7 @@ class JoinWindow:
                 late.append(i)
                 missed.append([(as_user(start, unit), as_user(end, unit)) for start, end in gone])
         if late:
-            self.aside.append(late_rows(rows.pick(late), side, began, missed=missed))
-            self._turn.late(len(late))
+            self._arrivals.put_aside(rows.pick(late), side, missed=missed)
         return rows if len(good) == len(rows) else rows.pick(good)
 
     def _panes(self, unit: Unit) -> Panes:
