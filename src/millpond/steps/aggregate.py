@@ -12,6 +12,7 @@ from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
 from millpond.steps.entries import Entries
+from millpond.steps.ttl import is_mortal
 from millpond.steps.values import Packed, Values, is_absent
 
 
@@ -26,9 +27,7 @@ class Aggregate:
         self._step, self._turn = step, turn
         self._aggregations: dict[str, Aggregation] = step.options["aggregations"]
         self._names: tuple[str, ...] = step.options["key_names"]
-        # The slower way only where state has, or had until now, a time at which it is over.
-        is_mortal = "ttl" in step.options or bool((turn.previous or {}).get("ttl"))
-        self._cells = Entries(step, turn) if is_mortal else None
+        self._cells = Entries(step, turn) if is_mortal(step, turn) else None
         self._values = Values(step.name, turn.view, turn.codec)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:

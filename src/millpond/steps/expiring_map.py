@@ -10,6 +10,7 @@ from millpond.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
 from millpond.steps.entries import Entries
 from millpond.steps.stateful_map import StatefulMap, clearer
+from millpond.steps.ttl import is_mortal
 from millpond.steps.values import is_absent
 
 _WHOLE = b""  # the one cell of a key
@@ -62,5 +63,4 @@ class ExpiringMap:
 
 def begin(step: Step, turn: Turn) -> StatefulMap | ExpiringMap:
     """A step at work: the slower one only where state has, or had until now, a time at which it is over."""
-    is_mortal = "ttl" in step.options or bool((turn.previous or {}).get("ttl"))
-    return ExpiringMap(step, turn) if is_mortal else StatefulMap(step, turn)
+    return ExpiringMap(step, turn) if is_mortal(step, turn) else StatefulMap(step, turn)

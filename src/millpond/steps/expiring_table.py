@@ -10,6 +10,7 @@ from millpond.rows import Rows
 from millpond.steps.base import Step, Turn, each_row
 from millpond.steps.entries import Entries
 from millpond.steps.table import ROW, TIME, Table
+from millpond.steps.ttl import is_mortal
 from millpond.steps.values import Packed, is_absent
 
 
@@ -73,5 +74,4 @@ class ExpiringTable:
 
 def begin(step: Step, turn: Turn) -> Table | ExpiringTable:
     """A table at work: the slower one only where rows have, or had until now, a time at which they are over."""
-    is_mortal = "ttl" in step.options or bool((turn.previous or {}).get("ttl"))
-    return ExpiringTable(step, turn) if is_mortal else Table(step, turn)
+    return ExpiringTable(step, turn) if is_mortal(step, turn) else Table(step, turn)

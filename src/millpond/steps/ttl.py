@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from millpond.errors import InvalidUse
-from millpond.steps.base import Turn
+from millpond.steps.base import Step, Turn
 from millpond.timing import Duration, Unit, duration, span
 
 Refresh = Literal["write", "read", "never"]
@@ -67,6 +67,11 @@ def checked_ttl(value: Any, where: str) -> TTL | None:
         return ttl(value)
     except InvalidUse as error:
         raise InvalidUse(f"{where}: {error}") from None
+
+
+def is_mortal(step: Step, turn: Turn) -> bool:
+    """Whether a step's state has, or had until now, a time at which it is over: only then the slower way is needed."""
+    return "ttl" in step.options or bool((turn.previous or {}).get("ttl"))
 
 
 class Now:
