@@ -25,7 +25,7 @@ MOST_JOINED = 200_000  # rows that go through the steps at once, where they come
 PART = 2000  # rows whose objects fit into a processor's own memory, about
 
 Numbers = Sequence[int] | np.ndarray[Any, Any]  # whole numbers, one per row
-Form = Literal["objects", "json", "arrow", "coded"]  # JSON of a source, and the codec's own
+Form = Literal["objects", "json", "arrow", "coded"]  # "coded": a column of what the codec made of them
 
 _json = msgspec.json.Decoder()
 _codec = Codec()
@@ -90,7 +90,7 @@ class Rows:
         if self.form == "json":
             return _json.decode_lines(b"\n".join(self.data))
         if self.form == "coded":
-            return _codec.decode_lines(b"\n".join(self.data))
+            return _codec.decode_many([text.encode() for text in self.data.to_pylist()])
         objects: list[Any] = self.data
         return objects
 
@@ -126,7 +126,8 @@ class Rows:
     def pick(self, rows: Sequence[int]) -> Rows:
         """The rows at these places, in this order; a place may come more than once."""
         data: Any = self.data
-        data = data.take(pa.array(rows, pa.int64())) if self.form == "arrow" else [data[i] for i in rows]
+        is_column = self.form in ("arrow", "coded")
+        data = data.take(pa.array(rows, pa.int64())) if is_column else [data[i] for i in rows]
         return Rows(
             data,
             np.asarray(self.order, dtype=np.int64)[np.asarray(rows, dtype=np.int64)],
@@ -281,12 +282,10 @@ def _joined(parts: list[Rows]) -> Rows:
     """Rows that are alike, one part after the other; a key that is in several of them is one key again."""
     if len(parts) == 1:
         return parts[0]
-    place: dict[bytes, int] = {}  # key → its place among the distinct ones
-    index: list[Any] = []
-    for part in parts:
-        assert part.keys is not None
-        places = [place.setdefault(key, len(place)) for key in part.keys.encoded]
-        index.append(np.asarray(places, dtype=np.int64)[part.keys.array])
+    each = [part.keys for part in parts if part.keys is not None]
+    found = pa.array([key for keys in each for key in keys.encoded], pa.binary()).dictionary_encode()
+    place, starts = found.indices.to_numpy(), np.cumsum([0, *(len(keys.encoded) for keys in each)])
+    index = [place[start + keys.array] for start, keys in zip(starts[:-1], each, strict=True)]
     timed = [part.times for part in parts if part.times is not None]
     form = parts[0].form
     return Rows(
@@ -296,5 +295,5 @@ def _joined(parts: list[Rows]) -> Rows:
         np.concatenate([np.asarray(part.order, dtype=np.int64) for part in parts]),
         form=form,
         times=Times(np.concatenate([times.values for times in timed]), timed[0].unit) if timed else None,
-        keys=Keys(list(place), np.concatenate(index)),
+        keys=Keys(found.dictionary.to_pylist(), np.concatenate(index)),
     )

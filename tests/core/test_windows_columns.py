@@ -8,14 +8,16 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledger_reader import changes
+from small_drivers import driver_of
 from small_windows import row, rows, sent, windowed
 
 import millpond as mp
-from millpond.rows import Rows
+from millpond.rows import Rows, pack_rows
 from millpond.steps.window_columns import Refused, column_of
 from millpond.storage import open_storage
 from millpond.testing import TestDriver
@@ -261,3 +263,60 @@ def test_windows_that_are_open_while_the_program_changes(data):
     # Which of two windows that close together is first, if another grace was promised to one of them, is open.
     assert [sorted(panes) for panes in by_column[0]] == [sorted(panes) for panes in by_row[0]]
     assert by_column[1] == by_row[1]
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for n in range(3):
+        times = [10 * n + i for i in range(12)] + [0]
+        table = pa.table({"k": ["ab"[i % 2] for i in times], "t": times, "v": times, "note": ["x"] * len(times)})
+        pq.write_table(table, folder / f"{n}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "way, travels",
+    [
+        ("a sum", ["v"]),
+        ("a count", ["k"]),
+        ("a sum of texts", ["k", "t", "v", "note"]),
+        ("a function", ["k", "t", "v", "note"]),
+        ("late rows", ["k", "t", "v", "note"]),
+        ("another step beside it", ["k", "t", "v", "note"]),
+    ],
+)
+def test_only_columns_that_are_looked_at_travel_to_the_windows(parquet, tmp_path, monkeypatch, way, travels):
+    app = mp.App("trimmed", partitions=2)
+    keyed = app.stream("rows", mp.sources.files(parquet), timestamp="t").key_by("k")
+    windows = keyed.window("w", mp.tumbling(10), grace=0, on_error="skip")
+    total = {
+        "a count": mp.count(),
+        "a function": mp.sum(value),
+        "a sum of texts": mp.sum("note"),
+    }.get(way, mp.sum("v"))
+    out: list[Any] = []
+    windows.aggregate(total=total).to("out", mp.sinks.function(lambda rows, delivery: out.extend(rows)))
+    late: list[Any] = []
+    if way == "late rows":
+        windows.late.to("late", mp.sinks.function(lambda rows, delivery: late.extend(rows)))
+    if way == "another step beside it":
+        keyed.stateful_map("seen", lambda k, r, n: (None, n + 1), initial=0)
+    seen: list[list[str]] = []
+
+    def packed(rows: Rows, codec: Any) -> bytes:
+        seen.append(rows.data.column_names)
+        return pack_rows(rows, codec)
+
+    monkeypatch.setattr("millpond.run.leaving.pack_rows", packed)
+    driver = driver_of(app, open_storage("memory://"), tmp_path / "home")
+    while driver.batch(mp.Limit(13, 1 << 40)):
+        pass
+    assert seen and all(names == travels for names in seen)
+    assert driver.last.late == {"w": 1}
+    if way == "late rows":
+        assert [letter["row"]["note"] for letter in late] == ["x"] * 2
+    if way not in ("a count", "a sum of texts"):
+        first = [(pane["k"], pane["total"]) for pane in out if pane["window_start"] == 0]
+        assert sorted(first) == [("a", 20), ("b", 25)]

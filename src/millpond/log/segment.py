@@ -19,13 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 FORMAT = "1"
+
+Block: TypeAlias = bytes | pa.StringArray  # encoded values: lines of text, each with its end, or a column of them
 
 STATE = pa.schema(
     [
@@ -72,7 +74,7 @@ class Origin:
 def _parquet(table: pa.Table, origin: Origin) -> memoryview:
     table = table.replace_schema_metadata(origin.metadata())
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="lz4", use_dictionary=False, write_statistics=True)
+    pq.write_table(table, sink, compression="lz4", use_dictionary=False, write_statistics=[table.column_names[0]])
     return memoryview(sink.getvalue())
 
 
@@ -121,13 +123,14 @@ def changes_of(table: pa.Table) -> list[Change]:
     return list(map(Change._make, zip(*columns, strict=True)))
 
 
-def pack_outputs(orders: Iterable[int] | np.ndarray[Any, Any], lines: Sequence[bytes], origin: Origin) -> memoryview:
-    """Encoded outputs, in blocks of lines, with the places of the rows that caused them, as a Parquet file."""
-    columns = [pa.array(orders, pa.int64()), pa.chunked_array(list(map(_of_lines, lines)), pa.string())]
+def pack_outputs(orders: Iterable[int] | np.ndarray[Any, Any], blocks: Sequence[Block], origin: Origin) -> memoryview:
+    """Encoded outputs, in blocks, with the places of the rows that caused them, as a Parquet file."""
+    texts = [column_of(block) if isinstance(block, bytes) else block for block in blocks]
+    columns = [pa.array(orders, pa.int64()), pa.chunked_array(texts, pa.string())]
     return _parquet(pa.Table.from_arrays(columns, schema=OUTPUT), origin)
 
 
-def _of_lines(lines: bytes) -> pa.StringArray:
+def column_of(lines: bytes) -> pa.StringArray:
     """Lines of text as a column, without an object for each; there are fewer than two gigabytes of them."""
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
     places = np.zeros(len(ends) + 1, np.int32)

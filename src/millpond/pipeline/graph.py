@@ -241,6 +241,19 @@ class Program:
         return found
 
     @cached_property
+    def fields(self) -> dict[int, tuple[str, ...]]:
+        """Of a `key_by` after which only some fields of the rows are looked at, where they are numbers: which."""
+        found: dict[int, tuple[str, ...]] = {}
+        for node in self.nodes:
+            readers = [self.nodes[reader] for reader in self.consumers[node.id]]
+            steps = [reader.op.step for reader in readers if isinstance(reader.op, Keep)]
+            aside = any(isinstance(self.nodes[i].op, Aside) for reader in readers for i in self.consumers[reader.id])
+            told = isinstance(node.op, Key) and len(steps) == len(readers) and not aside
+            if told and steps and all(step.reads is not None for step in steps):
+                found[node.id] = tuple(dict.fromkeys(field for step in steps for field in step.reads or ()))
+        return found
+
+    @cached_property
     def caches(self) -> dict[int, Cache]:
         """What this process remembers from batch to batch, by node; it is lost with the process."""
         return {node.id: Cache(node.op.external) for node in self.nodes if isinstance(node.op, Fetch)}

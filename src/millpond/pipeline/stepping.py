@@ -48,6 +48,7 @@ class Stepping(Stream[R], Generic[K, R]):
         on_error: OnError | None = None,
         other: Stepping[Any, Any] | None = None,
         holds: tuple[Duration, ...] | None = (),
+        reads: tuple[str, ...] | None = None,
         **detail: Any,
     ) -> KeyedStream[K, Any]:
         """A step over this stream's rows, and over those of another that is keyed alike, if there is one."""
@@ -62,7 +63,19 @@ class Stepping(Stream[R], Generic[K, R]):
         if is_lazy:
             begin = partial(begin_lazily, begin)
         step = Step(
-            name, kind, begin, options, policy, types, detail, version, migrations, renamed_from, holds, is_lazy
+            name,
+            kind,
+            begin,
+            options,
+            policy,
+            types,
+            detail,
+            version,
+            migrations,
+            renamed_from,
+            holds,
+            is_lazy,
+            reads,
         )
         inputs: tuple[int, ...] = (self._node.id,)
         if other is not None:

@@ -11,7 +11,7 @@ from millpond.errors import InvalidUse
 from millpond.steps.base import Step, Turn
 from millpond.steps.failure import OnError
 from millpond.steps.window import Windows
-from millpond.steps.window_bulk import hops
+from millpond.steps.window_bulk import fields_read, hops
 from millpond.steps.window_sessions import Sessions
 from millpond.steps.window_sliding import Slides
 from millpond.steps.window_spans import Counts, Everything
@@ -96,11 +96,13 @@ class WindowedStream(Generic[K, R]):
                 "none; give mp.aggregation a merge=, a function of two accumulators that returns one"
             )
         self._stream._graph.unfinished.pop(self._name, None)
+        options = {**self._options, "aggregations": aggregations, "key_names": names}
         self._made = self._stream._step(
             _RUNS[type(window)],
             self._name,
             "window",
-            {**self._options, "aggregations": aggregations, "key_names": names},
+            options,
+            reads=fields_read(options) if isinstance(window, Hopping) else None,
             on_error=self._on_error,
             renamed_from=self._renamed_from,
             holds=_holds(window, self._options["grace"], self._options["clock"]),

@@ -20,7 +20,7 @@ WALL = 4  # the value holds a time of the clock
 HEAD = Struct("<IB")
 _sizes = Struct("<II")
 _due = Struct("<q")
-as_due = _due.pack
+as_due, as_time = _due.pack, _due.unpack_from
 KEY_ROOM, _CELL_ROOM, _KEPT = 240, 240, 200
 
 

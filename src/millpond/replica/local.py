@@ -30,7 +30,7 @@ from millpond.errors import Unavailable
 from millpond.log.segment import Change, changes_of
 from millpond.replica import home
 from millpond.replica.cells import DUE as HAS_DUE
-from millpond.replica.cells import HEAD, KEY_ROOM, Damaged, as_due, by_time, pack, place, times, unpack
+from millpond.replica.cells import HEAD, KEY_ROOM, Damaged, as_due, as_time, by_time, pack, place, times, unpack
 from millpond.replica.filling import filled
 from millpond.replica.view import CELLS, DUE, WALL, View
 from millpond.timing import MAX_TICKS
@@ -235,16 +235,71 @@ def _put(txn: Any, database: Any, changes: Sequence[Change]) -> None:
 _NEVER = (None, None)
 
 
+def _reader(txn: Any, database: Any, indexes: list[Any], changes: Sequence[Change]) -> Callable[[bytes], bytes | None]:
+    """What gives the bytes at a place. Cells of which much is asked are read from end to end; where all of them are to
+    go, as when all windows close, they go at once.
+    """
+    if txn.stat(database)["entries"] > 2 * len(changes):
+        return lambda at: txn.get(at, None, database)
+    with txn.cursor(db=database) as cursor:
+        held = dict(cursor.iternext(keys=True, values=True))
+    going = {
+        key + b"\x00" + cell if len(key) + len(cell) < KEY_ROOM else place(key, cell)
+        for key, cell, value, _, _ in changes
+        if value is None
+    }
+    if held and held.keys() <= going:
+        for each in (database, *indexes):
+            txn.drop(each, delete=False)
+        held = {}
+    return held.get
+
+
+class _Dues(dict[int, bytes]):
+    """Event times as a value holds them."""
+
+    def __missing__(self, due: int) -> bytes:
+        found = self[due] = as_due(due)
+        return found
+
+
+class _Entries(dict[bytes, bytes]):
+    """How the entries of such a time begin in the index."""
+
+    def __missing__(self, due: bytes) -> bytes:
+        found = self[due] = by_time(as_time(due)[0], b"")
+        return found
+
+
 def _put_timed(txn: Any, database: Any, indexes: list[Any], changes: Sequence[Change]) -> None:
     """The same where cells have times: their entries in the indexes move with them."""
     added: tuple[list[tuple[bytes, bytes]], ...] = ([], [])
     puts: list[tuple[bytes, bytes]] = []
     moved: tuple[list[bytes], ...] = ([], [])
-    get, delete, head = txn.get, txn.delete, HEAD.pack
+    gone: list[bytes] = []
+    get, head = _reader(txn, database, indexes, changes), HEAD.pack
+    dues, entries = _Dues(), _Entries()
     for key, cell, value, due, wall in changes:
         is_short = len(key) + len(cell) < KEY_ROOM
         at = key + b"\x00" + cell if is_short else place(key, cell)
-        old = get(at, None, database)
+        old = get(at)
+        # The common case, spelled out, for the calls would be most of the work: an event time and no other.
+        if is_short and wall is None and (old is None or old[4] == HAS_DUE):
+            if value is None:
+                if old is not None:
+                    gone.append(at)
+                    moved[0].append(entries[old[5:13]] + at)
+                continue
+            if due is not None:
+                packed = dues[due]
+                if old is None:
+                    added[0].append((entries[packed] + at, b""))
+                elif old[5:13] != packed:
+                    moved[0].append(entries[old[5:13]] + at)
+                    added[0].append((entries[packed] + at, b""))
+                value = packed + value
+                puts.append((at, head(crc32(value, crc32(at, HAS_DUE)), HAS_DUE) + value))
+                continue
         held = _NEVER if old is None else times(old)
         new = _NEVER if value is None else (due, wall)
         if held != new:
@@ -256,16 +311,12 @@ def _put_timed(txn: Any, database: Any, indexes: list[Any], changes: Sequence[Ch
                     if after is not None:
                         added[i].append((by_time(after, at), b""))
         if value is not None:
-            if is_short and due is not None and wall is None:  # `pack`, spelled out
-                value = as_due(due) + value
-                puts.append((at, head(crc32(value, crc32(at, HAS_DUE)), HAS_DUE) + value))
-            else:
-                puts.append((at, pack(at, key, cell, value, due, wall)))
+            puts.append((at, pack(at, key, cell, value, due, wall)))
         elif old is not None:
-            delete(at, b"", database)
-    for index, entries in zip(indexes, moved, strict=True):
-        for entry in sorted(entries):
-            delete(entry, b"", index)
+            gone.append(at)
+    for target, places in ((database, gone), (indexes[0], moved[0]), (indexes[1], moved[1])):
+        for at in sorted(places):
+            txn.delete(at, b"", target)
     for target, pairs in ((database, puts), (indexes[0], sorted(added[0])), (indexes[1], sorted(added[1]))):
         with txn.cursor(db=target) as cursor:
             cursor.putmulti(pairs)

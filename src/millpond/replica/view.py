@@ -12,6 +12,8 @@ from millpond.replica.cells import (
     KEY_ROOM,
     Damaged,
     address,
+    as_due,
+    as_time,
     by_time,
     of_time,
     place,
@@ -194,6 +196,46 @@ class View:
             if found is None or found[4 if wall else 3] != time:
                 raise Damaged(f"the index by time of {at[:80]!r}")
             yield found
+
+    def all_due(
+        self, step: str, upto: int, *, but: Container[bytes] = ()
+    ) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Keys, cells and values of all that `due` gives by event time, at half its price for many."""
+        keys: list[bytes] = []
+        cells: list[bytes] = []
+        values: list[bytes] = []
+        index, database = self._by_time.get(DUE + step), self._databases.get(step)
+        if index is None:
+            return keys, cells, values
+        get, head, bound = self._txn.get, HEAD.unpack_from, by_time(upto, b"")
+        times: dict[bytes, bytes] = {}  # a time as a value holds it → as the index does
+        for entry in self._txn.cursor(db=index).iternext(keys=True, values=False):
+            if entry[:8] > bound:
+                break
+            at = entry[8:]
+            if at in but:
+                continue
+            data = get(at, None, database)
+            if data is None:
+                raise Damaged(f"the index by time of {at[:80]!r}")
+            check, flags = head(data)
+            if flags == HAS_DUE:  # `read`, spelled out
+                value = data[5:]
+                if crc32(value, crc32(at, flags)) != check:
+                    raise Damaged(f"checksum of {at[:80]!r}")
+                key, _, cell = at.partition(_NUL)
+                packed, value = value[:8], value[8:]
+            else:
+                key, cell, value, due, _ = read(at, data)
+                packed = b"" if due is None else as_due(due)
+            if packed and packed not in times:
+                times[packed] = by_time(as_time(packed)[0], b"")
+            if entry[:8] != times.get(packed):
+                raise Damaged(f"the index by time of {at[:80]!r}")
+            keys.append(key)
+            cells.append(cell)
+            values.append(value)
+        return keys, cells, values
 
     def count(self, step: str) -> int:
         """How many cells a step holds."""

@@ -7,14 +7,25 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+import pyarrow as pa
 
 from millpond.codec import Codec
-from millpond.log.segment import Origin, pack_outputs
+from millpond.log.segment import Block, Origin, pack_outputs
 from millpond.pipeline.graph import Program
 from millpond.rows import Rows, pack_rows
 from millpond.run.context import Context, Piece
 from millpond.run.keying import Failed, parted
 from millpond.run.spreading import spread
+
+
+def _trimmed(rows: Rows, fields: tuple[str, ...]) -> Rows:
+    """The rows with no more columns than these, if they are there and hold numbers; one at least, to count by."""
+    table = rows.data
+    kinds = {name: table.schema.field(name).type for name in fields if table.column_names.count(name) == 1}
+    if len(kinds) < len(fields) or not all(pa.types.is_integer(k) or pa.types.is_floating(k) for k in kinds.values()):
+        return rows
+    names = list(fields) or table.column_names[:1]
+    return Rows(table.select(names), rows.order, form="arrow", times=rows.times, keys=rows.keys)
 
 
 class Leaving:
@@ -24,11 +35,14 @@ class Leaving:
         self._program, self._context, self._codec = program, context, codec
         self.blobs: dict[int, dict[int, list[bytes]]] = {}  # exchange → partition → blobs
         self.blob_bytes = 0
-        self._outputs: dict[str, tuple[list[Any], list[bytes]]] = {}  # sink → orders, and as many lines
+        self._outputs: dict[str, tuple[list[Any], list[Block]]] = {}  # sink → orders, and as many texts
 
     def exchange(self, node: int, rows: Rows, failing: Callable[[], Failed]) -> None:
         """Rows go to the partitions that own their keys, or to any where they have none."""
         blobs = self.blobs.setdefault(node, {})
+        fields = self._program.fields.get(node)
+        if fields is not None and rows.form == "arrow":
+            rows = _trimmed(rows, fields)
         try:
             packed = self._packed(rows)
         except Exception:
@@ -45,17 +59,13 @@ class Leaving:
     def deliver(self, sink: str, rows: Rows, failing: Callable[[], Failed]) -> None:
         """Rows go to a sink."""
         try:
-            if rows.form == "coded":
-                lines = b"\n".join(rows.data) + b"\n"
-            else:
-                rows = rows.as_objects()
-                lines = self._codec.encode_lines(rows.data)
+            block: Block = rows.data if rows.form == "coded" else self._codec.encode_lines(rows.objects())
         except Exception:
-            rows = self._encodable(rows, failing())
-            lines = self._codec.encode_lines(rows.data)
+            rows = self._encodable(rows.as_objects(), failing())
+            block = self._codec.encode_lines(rows.data)
         orders, blocks = self._outputs.setdefault(sink, ([], []))
         orders.append(np.asarray(rows.order, dtype=np.int64))
-        blocks.append(lines)
+        blocks.append(block)
 
     def _encodable(self, rows: Rows, failed: Failed) -> Rows:
         """The rows that can be written down; the others have failed."""

@@ -81,6 +81,7 @@ class Step:
     renamed_from: str | None = None
     holds: tuple[Duration, ...] | None = ()  # what its output may lag behind its input; None: for ever
     lazy: bool = False  # whether state is migrated when it is met, and not before the first batch
+    reads: tuple[str, ...] | None = None  # the fields that it looks at where they are columns of numbers; None: all
 
     def start(self, turn: Turn) -> Running:
         return self.begin(self, turn)

@@ -4,40 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.codec import Codec, decode_keys
-from millpond.log.segment import Change
+from millpond.log.segment import Change, column_of
 from millpond.steps.values import make_change
 
 Array = np.ndarray[Any, Any]
 
+_SMALL = 1 << 63  # larger numbers are not for columns
+
 
 class Known:
-    """Distinct keys by number. Those that come later are added behind; all are put in order once, when it is needed."""
+    """Keys by number. Those that come later are added behind; all are put in order once, when it is needed."""
 
     def __init__(self, encoded: Sequence[bytes]) -> None:
         self.encoded = list(encoded)
+        self._column: pa.BinaryArray | None = None
         self._rank: Array | None = None
 
-    def numbers(self, keys: Sequence[bytes]) -> Array:
-        """The numbers of keys, new ones where they are not known yet."""
-        place = dict(zip(self.encoded, range(len(self.encoded)), strict=True))
-        found = np.fromiter((place.setdefault(key, len(place)) for key in keys), np.int64, len(keys))
-        if len(place) > len(self.encoded):
-            self.encoded, self._rank = list(place), None
-        return found
+    def and_then(self, keys: Sequence[bytes]) -> Array:
+        """The numbers of more keys; one that is known already gets another number, and the same rank."""
+        first = len(self.encoded)
+        self.encoded = [*self.encoded, *keys]
+        self._column = self._rank = None
+        return np.arange(first, first + len(keys))
+
+    @property
+    def column(self) -> pa.BinaryArray:
+        if self._column is None:
+            self._column = pa.array(self.encoded, pa.binary())
+        return self._column
 
     @property
     def rank(self) -> Array:
         """The place of each key among all, in the order of their bytes."""
         if self._rank is None:
-            order = sorted(range(len(self.encoded)), key=self.encoded.__getitem__)
-            self._rank = np.empty(len(order), np.int64)
-            self._rank[order] = np.arange(len(order))
+            keys = self.column
+            order = pc.array_sort_indices(keys)
+            ordered = keys.take(order)
+            is_other = np.asarray(pc.not_equal(ordered[1:], ordered[:-1]))
+            self._rank = np.empty(len(keys), np.int64)
+            self._rank[order.to_numpy()] = np.concatenate([np.zeros(min(1, len(keys)), np.int64), np.cumsum(is_other)])
         return self._rank
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether their bytes are just what the codec makes of them as values: no key has a tag, or a brace."""
+        return not pc.any(pc.match_substring(self.column, "{")).as_py()
 
     def of(self, numbers: Array) -> list[bytes]:
         encoded = self.encoded
@@ -77,10 +96,6 @@ class Block:
             np.concatenate([self.existed, other.existed]),
         )
 
-    def by_time(self, known: Known) -> Block:
-        """The windows in the order in which they close; of those that close together, by key."""
-        return self.pick(np.lexsort((known.rank[self.keys], self.windows)))
-
 
 @dataclass
 class Printer:
@@ -94,50 +109,65 @@ class Printer:
         all_names = [*self.key_names, "window_start", "window_end", "pane", "final", *self.names]
         is_plain = len(self.key_names) == 1 and len(set(all_names)) == len(all_names)
         self._can = is_plain and not any(name.startswith("$") for name in all_names)
-        texts = [self.codec.encode(name).replace(b"%", b"%%") for name in self.names]
-        head = self.codec.encode(self.key_names[0]).replace(b"%", b"%%") if self.key_names else b""
-        self._pattern = b"{" + head + b":%b%b" + b"".join(b"," + text + b":%b" for text in texts) + b"}"
 
-    def lines(
-        self, keys: list[bytes], windows: list[int], extent: Callable[[int], tuple[Any, Any]], results: list[list[Any]]
-    ) -> list[bytes] | None:
+    def column(
+        self, known: Known, closed: Block, extent: Callable[[int], tuple[Any, Any]], results: list[list[Any]]
+    ) -> pa.StringArray | None:
         """A text for each pane; nothing if they have to be written in another way."""
-        if not self._can or any(b"{" in key for key in keys):  # a key that is tagged, or has a name for each part
+        if not self._can or not known.are_plain:
             return None
-        middles = {}
-        for number in set(windows):
+        name_of, numbers = self.codec.encode, np.unique(closed.windows)
+        windows = []
+        for number in numbers.tolist():
             start, end = map(self.codec.encode, extent(number))
-            middles[number] = b',"window_start":%b,"window_end":%b,"pane":0,"final":true' % (start, end)
-        columns = [self.codec.encode_many(column) for column in results]
-        return list(map(self._pattern.__mod__, zip(keys, map(middles.__getitem__, windows), *columns, strict=True)))
+            windows.append(b',"window_start":%b,"window_end":%b,"pane":0,"final":true' % (start, end))
+        parts: list[Any] = [
+            b"{" + name_of(self.key_names[0]) + b":",
+            known.column.take(pa.array(closed.keys)),
+            pa.array(windows, pa.binary()).take(pa.array(np.searchsorted(numbers, closed.windows))),
+        ]
+        for name, column in zip(self.names, results, strict=True):
+            parts += [b"," + name_of(name) + b":", self._texts(column)]
+        columns = [pa.scalar(part, pa.binary()) if isinstance(part, bytes) else part for part in parts]
+        return pc.binary_join_element_wise(*columns, pa.scalar(b"}"), pa.scalar(b"")).view(pa.string())
+
+    def _texts(self, values: list[Any]) -> pa.BinaryArray:
+        if set(map(type, values)) == {int} and min(values) > -_SMALL and max(values) < _SMALL:
+            return pa.array(values, pa.int64()).cast(pa.string()).view(pa.binary())
+        return column_of(self.codec.encode_lines(values)).view(pa.binary())
 
 
 def changes_of(
     known: Known,
-    closed: Block,
+    closed: tuple[Array, Array],
     left: Block,
     values: Sequence[bytes],
     cell: Callable[[int], bytes],
     due: Callable[[int], int],
 ) -> list[Change]:
     """Windows that are gone, and windows with what they hold now, as changes in their order."""
-    both = np.concatenate([closed.keys, left.keys])
-    windows = np.concatenate([closed.windows, left.windows])
+    both = np.concatenate([closed[0], left.keys])
+    windows = np.concatenate([closed[1], left.windows])
+    gone = [None] * len(closed[0])
     order = np.lexsort((windows, known.rank[both]))
-    numbers = windows[order].tolist()
+    numbers, places = windows[order].tolist(), order.tolist()
     cells = {number: cell(number) for number in set(numbers)}
-    texts: list[bytes | None] = [*[None] * len(closed), *values]
     times = {number: due(number) for number in cells}
-    rows = order.tolist()
-    gone = len(closed)
-    return [
-        make_change((key, cells[n], texts[i], None if i < gone else times[n], None))
-        for key, n, i in zip(known.of(both[order]), numbers, rows, strict=True)
-    ]
+    texts: list[bytes | None] = [*gone, *values]
+    dues: list[int | None] = [*gone, *map(times.__getitem__, left.windows.tolist())]
+    columns = (
+        known.of(both[order]),
+        map(cells.__getitem__, numbers),
+        map(texts.__getitem__, places),
+        map(dues.__getitem__, places),
+        repeat(None),
+    )
+    return list(map(make_change, zip(*columns, strict=False)))
 
 
 def as_rows(known: Known, block: Block) -> tuple[list[bytes], list[int], list[Any]]:
     """The distinct keys of some windows, for each window which of them, and the keys as the user knows them."""
-    used, index = np.unique(block.keys, return_inverse=True)
-    encoded = known.of(used)
-    return encoded, index.tolist(), decode_keys(encoded)
+    place: dict[bytes, int] = {}
+    index = [place.setdefault(key, len(place)) for key in known.of(block.keys)]
+    encoded = list(place)
+    return encoded, index, decode_keys(encoded)

@@ -12,8 +12,10 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from millpond.aggregations import Aggregation
 from millpond.codec import decode_keys
 from millpond.log.segment import Change
 from millpond.replica.cells import place as place_of
@@ -22,7 +24,7 @@ from millpond.steps.base import Step, Turn
 from millpond.steps.values import make_change
 from millpond.steps.window import Saved
 from millpond.steps.window_block import Block, Known, Printer, as_rows, changes_of
-from millpond.steps.window_columns import Column, Groups, Refused, Totals, can_read, column_of, grouped
+from millpond.steps.window_columns import Array, Column, Groups, Refused, Totals, can_read, column_of, grouped
 from millpond.steps.window_spans import Hops
 from millpond.steps.window_state import Window
 from millpond.timing import Times
@@ -36,9 +38,20 @@ _Closing = tuple[int, Place, tuple[Any, ...]]  # when, which, and what it holds
 
 def hops(step: Step, turn: Turn) -> Hops:
     """A step of tumbling or hopping windows, of the sort that does it best."""
-    options = step.options
+    return Hops(step, turn) if fields_read(step.options) is None else BulkHops(step, turn)
+
+
+def fields_read(options: dict[str, Any]) -> tuple[str, ...] | None:
+    """The fields that windows read as columns; nothing if they have to look at rows."""
     is_plain = not options["trigger"].causes and options["clock"] == "stream" and can_read(options["aggregations"])
-    return BulkHops(step, turn) if is_plain else Hops(step, turn)
+    return tuple({a.field: None for a in options["aggregations"].values() if a.field is not None}) if is_plain else None
+
+
+class _Kept(msgspec.Struct, forbid_unknown_fields=True):
+    kept: dict[str, Any]
+
+
+_KEPT = msgspec.json.Decoder(_Kept)
 
 
 class BulkHops(Hops):
@@ -52,7 +65,7 @@ class BulkHops(Hops):
         super().__init__(step, turn)
         self._known = Known(())
         self._block: Block | None = None
-        self._gone: Block | None = None  # windows of a block that are closed, and were there before
+        self._gone: tuple[Array, Array] | None = None  # keys and windows that are closed, and were there before
         self._bulk: dict[Place, tuple[Any, ...]] = {}
         self._closed: list[Place] = []  # that were there before
         self._aggregations = list(self.accumulators.aggregations.items())
@@ -202,10 +215,13 @@ class BulkHops(Hops):
         return columns
 
     def _decoded(self, texts: list[bytes]) -> list[dict[str, Any]]:
-        held = self.turn.codec.decode_lines(b"\n".join(texts)) if texts else []
-        if any(len(each) > 1 for each in held):  # it has shown panes, of another trigger
-            raise Refused
-        return [each["kept"] for each in held]
+        text = b"\n".join(texts)
+        try:
+            if b'"$' not in text:
+                return [each.kept for each in _KEPT.decode_lines(text)]
+            return [msgspec.convert(each, _Kept).kept for each in self.turn.codec.decode_lines(text)]
+        except msgspec.MsgspecError:  # it has shown panes, of another trigger
+            raise Refused from None
 
     def _miss(self, rows: Rows, missed: Any) -> None:
         assert rows.keys is not None and rows.times is not None
@@ -257,14 +273,16 @@ class BulkHops(Hops):
     def _end_of_block(self, upto: int) -> Rows | None:
         block = self._block or Block.empty(len(self._aggregations))
         closes = block.windows * self.every + self.offset + closing(self.size, self.grace)
-        own = block.pick(np.flatnonzero(closes <= upto))
         stored = self._unmet(block, upto)
+        both = block.and_then(stored)
+        own = np.flatnonzero(closes <= upto)
+        now = np.concatenate([own, np.arange(len(block), len(both))])
         self._block = block.pick(np.flatnonzero(closes > upto))
-        self._gone = own.pick(np.flatnonzero(own.existed)).and_then(stored)
+        self._gone = (both.keys[gone], both.windows[gone]) if len(gone := now[both.existed[now]]) else _NO_WINDOWS
         self._put_late()
-        closed = own.and_then(stored).by_time(self._known)
-        if not len(closed):
+        if not len(now):
             return None
+        closed = both.pick(now[np.lexsort((self._known.rank[both.keys[now]], both.windows[now]))])
         if self.turn.final:
             self.closed = closing(self._extent(int(closed.windows[-1]))[1], self.grace)
         return self._panes(closed)
@@ -277,18 +295,14 @@ class BulkHops(Hops):
         """Windows of earlier batches, of which this one has seen no row, whose time has come; or `Refused`."""
         met = block.pick(np.flatnonzero(block.existed))
         places = set(map(place_of, self._known.of(met.keys), map(self._cell, met.windows.tolist())))
-        entries = list(self.turn.view.due(self.step.name, upto, but=places))
-        if not entries:
+        keys, cells, values = self.turn.view.all_due(self.step.name, upto, but=places)
+        if not keys:
             return Block.empty(len(self._aggregations))
-        numbers = {cell: self._number(cell, upto) for cell in {entry.cell for entry in entries}}
-        kept = self._decoded([entry.value for entry in entries])
+        numbers = {cell: self._number(cell, upto) for cell in set(cells)}
+        kept = self._decoded(values)
         columns = self._accumulators(kept, range(len(kept)), len(kept))
-        return Block(
-            self._known.numbers([entry.key for entry in entries]),
-            np.array([numbers[entry.cell] for entry in entries], np.int64),
-            columns,
-            np.ones(len(entries), bool),
-        )
+        windows = np.array([numbers[cell] for cell in cells], np.int64)
+        return Block(self._known.and_then(keys), windows, columns, np.ones(len(keys), bool))
 
     def _number(self, cell: bytes, upto: int) -> int:
         """The number of a window that closes now."""
@@ -310,14 +324,12 @@ class BulkHops(Hops):
             start, end = self._extent(number)
             return self.shown(start), self.shown(end)
 
-        results = [
-            list(map(a.result, column)) for (_, a), column in zip(self._aggregations, closed.columns, strict=True)
-        ]
+        results = [_results(a, column) for (_, a), column in zip(self._aggregations, closed.columns, strict=True)]
         order = np.full(len(numbers), ENDING, np.int64)
         if self.turn.in_parts:  # nobody needs more than their text
-            lines = self._printer.lines(self._known.of(closed.keys), numbers, shown, results)
-            if lines is not None:
-                return Rows(lines, order, form="coded")
+            texts = self._printer.column(self._known, closed, shown, results)
+            if texts is not None:
+                return Rows(texts, order, form="coded")
         encoded, index, objects = as_rows(self._known, closed)
         extents = {number: shown(number) for number in set(numbers)}
         data = self._make([objects[i] for i in index], [extents[number] for number in numbers], *results)
@@ -412,7 +424,14 @@ class BulkHops(Hops):
         return list(map(pattern.__mod__, zip(*texts, strict=True)))
 
 
+def _results(a: Aggregation, accs: list[Any]) -> list[Any]:
+    """What accumulators come to."""
+    is_itself = a.kind == "count" or (a.kind == "sum" and type(None) not in set(map(type, accs)))
+    return accs if is_itself else list(map(a.result, accs))
+
+
 _NONE = (None, None)
+_NO_WINDOWS = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 _by_time = itemgetter(0, 1)
 _by_place = itemgetter(0, 1)
 
