@@ -1,7 +1,8 @@
 """The core's speed, as ratios in one run: `make bench`, or `python bench/core.py [--quick]`.
 
 Every way keeps one running total per key over the same rows, durably, on two cores. The first seconds of each,
-in which its JVM warms up, are left out, and at least two batches. Medians of the seconds per batch.
+in which its JVM warms up, are left out, and at least two batches. Millpond and its peer take turns. Medians of the
+seconds per batch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +127,26 @@ def a_session() -> SparkSession:
     return made
 
 
-def median(batches: list[float]) -> float:
-    """Of the batches after the first ones."""
+def warm(batches: list[float]) -> list[float]:
+    """The batches after the first ones."""
     ended = list(itertools.accumulate(batches))
     first = max(WARM_BATCHES, sum(end < WARM_SECONDS for end in ended))
     if len(batches) - first < 2:
         raise SystemExit(f"too few batches to leave out the first {WARM_SECONDS:.0f} s: {batches}")
-    return statistics.median(batches[first:])
+    return batches[first:]
+
+
+def median(batches: list[float]) -> float:
+    return statistics.median(warm(batches))
+
+
+def in_turns(rounds: int, *ways: Callable[[], list[float]]) -> list[float]:
+    """The median seconds per batch of each way. They take turns: the machine is not the same from minute to minute."""
+    found: list[list[float]] = [[] for _ in ways]
+    for _ in range(rounds):
+        for way, batches in zip(ways, found, strict=True):
+            batches += way()
+    return [statistics.median(batches) for batches in found]
 
 
 def main() -> None:
@@ -145,7 +160,7 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(prefix="bench-"))
     spark = a_session()
     size = 10_000 if quick else 100_000
-    many, few = (6, 4) if quick else (60, 6)
+    many, few, rounds = (6, 4, 1) if quick else (40, 5, 2)
     table: list[tuple[str, str]] = []
 
     def note(what: str, figure: str) -> None:
@@ -154,18 +169,28 @@ def main() -> None:
 
     for keys in (10_000, 200_000):
         folder = make_rows(place / f"keys-{keys}", many, size, keys)
-        ours = size / median(millpond_batches(spark, mp.sources.files(folder), size, place))
-        if options.no_peers:
-            note(f"{keys:,} keys, batches of {size:,} rows: Millpond", f"{ours:,.0f} rows/s")
-            continue
         short = make_rows(place / f"peer-{keys}", few, size, keys)
-        theirs = size / median(peers.seconds_per_batch("transform_with_state", short))
+
+        def ours(folder: str = folder) -> list[float]:
+            return millpond_batches(spark, mp.sources.files(folder), size, place)[WARM_BATCHES:]
+
+        def theirs(short: str = short) -> list[float]:
+            return warm(peers.seconds_per_batch("transform_with_state", short))
+
+        ours()  # the session's first seconds
+
+        if options.no_peers:
+            note(
+                f"{keys:,} keys, batches of {size:,} rows: Millpond", f"{size / statistics.median(ours()):,.0f} rows/s"
+            )
+            continue
+        a, b = (size / seconds for seconds in in_turns(rounds, ours, theirs))
         note(
             f"{keys:,} keys, batches of {size:,} rows: Millpond / transformWithState (Row)",
-            f"{ours:,.0f} / {theirs:,.0f} rows/s = {ours / theirs:.1f}x",
+            f"{a:,.0f} / {b:,.0f} rows/s = {a / b:.1f}x",
         )
-    small = make_rows(place / "small", 8 if quick else 120, 100, 100)
-    tiny = median(millpond_batches(spark, mp.sources.files(small), 100, place))
+    small = make_rows(place / "small", 30 if quick else 80, 100, 100)
+    tiny = statistics.median(millpond_batches(spark, mp.sources.files(small), 100, place)[20:])
     if not options.no_peers:
         base = median(peers.seconds_per_batch("count_only", small))
         note(
@@ -178,11 +203,17 @@ def main() -> None:
     big = millpond_batches(spark, mp.sources.files(wide), size * 10, place)
     note(f"batches of {size * 10:,} rows", f"{size * 10 / min(big):,.0f} rows/s")
     parquet = str(place / "keys-10000")
-    alone = python_alone(parquet, size, place)
-    note("the Python work alone, reading to changelog and outputs, one core", f"{size / min(alone):,.0f} rows/s")
-    text = make_rows(place / "text", 6 if quick else 40, size, 10_000, jsonl=True)
-    lines = size / median(millpond_batches(spark, mp.sources.files(text), size, place))
-    columns = size / median(millpond_batches(spark, mp.sources.files(parquet), size, place))
+    python = python_alone(parquet, size, place)
+    note("the Python work alone, reading to changelog and outputs, one core", f"{size / min(python):,.0f} rows/s")
+    text = make_rows(place / "text", 6 if quick else 20, size, 10_000, jsonl=True)
+    lines, columns = (
+        size / seconds
+        for seconds in in_turns(
+            rounds,
+            lambda: millpond_batches(spark, mp.sources.files(text), size, place)[WARM_BATCHES:],
+            lambda: millpond_batches(spark, mp.sources.files(parquet), size, place)[WARM_BATCHES:],
+        )
+    )
     note("JSON lines without a schema / Parquet", f"{lines:,.0f} / {columns:,.0f} rows/s = {lines / columns:.2f}x")
     frame = spark.readStream.schema(peers.SCHEMA).option("maxFilesPerTrigger", 1).parquet(parquet)
     framed = size / median(millpond_batches(spark, frame, size, place))

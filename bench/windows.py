@@ -2,13 +2,14 @@
 
 A count and a sum per key and minute of event time, durably, on two cores. Every batch is a file of 100 seconds of
 event time, so that windows close in nearly every one. Medians of the seconds per batch; the first seconds of each way,
-in which its JVM warms up, are left out.
+in which its JVM warms up, are left out. Millpond and its peer take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ import peers
 
 import core
 import millpond as mp
-from core import a_session, make_rows, median
+from core import WARM_BATCHES, a_session, in_turns, make_rows, warm
 from millpond.run.loop import Settings
 
 
@@ -53,13 +54,20 @@ def main() -> None:
         core.WARM_SECONDS = 0.0
     place = Path(tempfile.mkdtemp(prefix="bench-"))
     spark = a_session()
-    size, files = (10_000, 6) if quick else (100_000, 60)
+    size, files, rounds = (10_000, 6, 1) if quick else (100_000, 36, 3)
     table = []
     for keys in (10_000, 200_000):
         folder = make_rows(place / f"keys-{keys}", files, size, keys, zone="UTC")
-        columns = size / median(batches(spark, folder, size, place, by_columns=True))
-        rows = size / median(batches(spark, folder, size, place, by_columns=False))
-        native = size / median(peers.seconds_per_batch("native_windows", folder))
+
+        def by_columns(folder: str = folder) -> list[float]:
+            return batches(spark, folder, size, place, by_columns=True)[WARM_BATCHES:]
+
+        def by_spark(folder: str = folder) -> list[float]:
+            return warm(peers.seconds_per_batch("native_windows", folder))
+
+        by_columns()  # the session's first seconds
+        columns, native = (size / seconds for seconds in in_turns(rounds, by_columns, by_spark))
+        rows = size / statistics.median(batches(spark, folder, size, place, by_columns=False)[WARM_BATCHES:])
         for what, other in (("Spark's own groupBy(window, key)", native), ("Millpond, row by row", rows)):
             figure = f"{columns:,.0f} / {other:,.0f} rows/s = {columns / other:.1f}x"
             table.append((f"{keys:,} keys, a count and a sum per minute: Millpond / {what}", figure))
