@@ -19,7 +19,7 @@ import peers
 
 import core
 import millpond as mp
-from core import WARM_BATCHES, a_session, in_turns, make_rows, warm
+from core import WARM_BATCHES, a_session, in_turns, make_rows, warm, warm_up
 from millpond.run.loop import Settings
 
 
@@ -54,7 +54,7 @@ def main() -> None:
         core.WARM_SECONDS = 0.0
     place = Path(tempfile.mkdtemp(prefix="bench-"))
     spark = a_session()
-    size, files, rounds = (10_000, 6, 1) if quick else (100_000, 36, 3)
+    size, files, rounds = (10_000, 6, 1) if quick else (100_000, 40, 3)
     table = []
     for keys in (10_000, 200_000):
         folder = make_rows(place / f"keys-{keys}", files, size, keys, zone="UTC")
@@ -65,7 +65,7 @@ def main() -> None:
         def by_spark(folder: str = folder) -> list[float]:
             return warm(peers.seconds_per_batch("native_windows", folder))
 
-        by_columns()  # the session's first seconds
+        warm_up(by_columns)
         columns, native = (size / seconds for seconds in in_turns(rounds, by_columns, by_spark))
         rows = size / statistics.median(batches(spark, folder, size, place, by_columns=False)[WARM_BATCHES:])
         for what, other in (("Spark's own groupBy(window, key)", native), ("Millpond, row by row", rows)):

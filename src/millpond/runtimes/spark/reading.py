@@ -14,7 +14,6 @@ from pyspark.errors import PySparkException
 
 from millpond.run.ahead import progress_of
 from millpond.run.context import Progress
-from millpond.run.runtime import JobLost
 from millpond.runtimes.spark.exchange import Exchange, ReadTask
 
 log = logging.getLogger("millpond")
@@ -39,11 +38,8 @@ class SparkReading:
             return None
 
     def moved(self) -> RDD[tuple[int, Any]]:
-        """The blobs, on their way to their partitions."""
-        try:
-            return self._job.result()[0]
-        except FAILED as error:
-            raise JobLost("reading ahead failed") from error
+        """The blobs, on their way to their partitions; or what Spark said when its job failed."""
+        return self._job.result()[0]
 
     def drop(self) -> None:
         with contextlib.suppress(*FAILED):
