@@ -241,6 +241,12 @@ class Program:
         return found
 
     @cached_property
+    def leading_out(self) -> frozenset[int]:
+        """The nodes whose rows go to sinks alone."""
+        ends = {node.id for node in self.nodes if isinstance(node.op, (Deliver, Aside))}
+        return frozenset(i for i, readers in enumerate(self.consumers) if ends.issuperset(readers))
+
+    @cached_property
     def fields(self) -> dict[int, tuple[str, ...]]:
         """Of a `key_by` after which only some fields of the rows are looked at, where they are numbers: which."""
         found: dict[int, tuple[str, ...]] = {}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -380,7 +381,7 @@ def close_below(place: str) -> None:
                 held.close()
 
 
-_BROKEN = (Damaged, lmdb.Error, UnicodeDecodeError, OverflowError)
+_BROKEN = (Damaged, lmdb.Error, UnicodeDecodeError, OverflowError, struct.error)
 _ATTEMPTS = 4
 T = TypeVar("T")
 

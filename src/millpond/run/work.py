@@ -411,10 +411,7 @@ class Work:
                     lambda count, name=step.name: self.late.__setitem__(name, self.late.get(name, 0) + count),  # type: ignore[misc]
                     None if node.op.table is None else self._reader(node.op.table, tables),
                     moment.details.get(step.name),
-                    all(
-                        isinstance(self.program.nodes[r].op, (g.Deliver, g.Aside))
-                        for r in self.program.consumers[node.id]
-                    ),
+                    node.id in self.program.leading_out,
                 )
                 self.ended[node.id] = end.at
                 self.running[node.id] = step.start(turn)
