@@ -242,7 +242,7 @@ def test_every_environment_variable_is_in_the_reference_and_read_somewhere() -> 
 def test_the_settings_page_tells_the_session_that_is_made() -> None:
     source = (ROOT / "src/millpond/runtimes/spark/session.py").read_text()
     page = (DOCS / "reference" / "settings.md").read_text()
-    for name, value in re.findall(r'^    "(spark\.[\w.]+)": "(.*)",$', source, re.MULTILINE):
+    for name, value in re.findall(r'^    "(spark\.[\w.]+)": "(.*)",(?:  #.*)?$', source, re.MULTILINE):
         told = [line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line]
         assert len(told) == 1 and f"`{value}`" in told[0], f"{name} is {value}, and the page says: {told}"
 

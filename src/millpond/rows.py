@@ -34,10 +34,13 @@ _codec = Codec()
 class Keys:
     """The keys of some rows: each distinct one once, encoded and as the user knows it, and an index per row."""
 
-    __slots__ = ("_index", "_objects", "array", "encoded")
+    __slots__ = ("_index", "_objects", "array", "encoded", "field")
 
-    def __init__(self, encoded: list[bytes], index: Numbers, objects: list[Any] | None = None) -> None:
+    def __init__(
+        self, encoded: list[bytes], index: Numbers, objects: list[Any] | None = None, field: str | None = None
+    ) -> None:
         self.encoded, self._objects = encoded, objects
+        self.field = field  # the column of text that holds them, where rows are columns and one does
         self.array = np.asarray(index, dtype=np.int64)  # per row, which of the keys is its own
         self._index: list[int] | None = None
 
@@ -58,10 +61,10 @@ class Keys:
         return self.objects[self.array[row]]
 
     def part(self, start: int, end: int) -> Keys:
-        return Keys(self.encoded, self.array[start:end], self._objects)
+        return Keys(self.encoded, self.array[start:end], self._objects, self.field)
 
-    def pick(self, rows: Sequence[int]) -> Keys:
-        return Keys(self.encoded, self.array[np.asarray(rows, dtype=np.int64)], self._objects)
+    def pick(self, rows: Numbers) -> Keys:
+        return Keys(self.encoded, self.array[np.asarray(rows, dtype=np.int64)], self._objects, self.field)
 
 
 class Rows:
@@ -86,7 +89,7 @@ class Rows:
     def objects(self) -> list[Any]:
         """The rows as Python objects; they belong to the caller where the rows are not objects yet."""
         if self.form == "arrow":
-            return table_to_dicts(self.data)
+            return table_to_dicts(self.data, self.keys)
         if self.form == "json":
             return _json.decode_lines(b"\n".join(self.data))
         if self.form == "coded":
@@ -140,17 +143,16 @@ class Rows:
 def shaped(rows: pa.Table | JsonLines | list[Any], first: int) -> Rows:
     """Rows as a source gave them, the first of them at place `first`."""
     if isinstance(rows, JsonLines):
-        return Rows(rows.lines, range(first, first + len(rows.lines)), form="json")
-    if isinstance(rows, pa.Table):
-        return Rows(rows, range(first, first + len(rows)), form="arrow")
-    return Rows(rows, range(first, first + len(rows)))
+        return Rows(rows.lines, np.arange(first, first + len(rows.lines)), form="json")
+    order = np.arange(first, first + len(rows))
+    return Rows(rows, order, form="arrow" if isinstance(rows, pa.Table) else "objects")
 
 
 _makers: dict[tuple[str, ...], Any] = {}
 
 
-def table_to_dicts(table: pa.Table) -> list[dict[str, Any]]:
-    """A table's rows as dicts, about as fast as Python can make them."""
+def table_to_dicts(table: pa.Table, keys: Keys | None = None) -> list[dict[str, Any]]:
+    """A table's rows as dicts, about as fast as Python can make them. A text that is a key is there already."""
     names = tuple(table.column_names)
     if not names:
         return [{} for _ in range(len(table))]
@@ -161,7 +163,13 @@ def table_to_dicts(table: pa.Table) -> list[dict[str, Any]]:
         items = ", ".join(f"{name!r}: {v}" for name, v in zip(names, variables, strict=True))
         code = f"lambda columns: [{{{items}}} for {', '.join(variables)}, in zip(*columns)]"
         make = _makers[names] = eval(code)
-    return make([column_to_list(column) for column in table.columns])  # type: ignore[no-any-return]
+    columns = [
+        list(map(keys.objects.__getitem__, keys.index))
+        if keys is not None and name == keys.field
+        else column_to_list(column)
+        for name, column in zip(names, table.columns, strict=True)
+    ]
+    return make(columns)  # type: ignore[no-any-return]
 
 
 def column_to_list(column: pa.ChunkedArray) -> list[Any]:
@@ -184,7 +192,37 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
 
 
-def pack_rows(rows: Rows, codec: Codec) -> Blob:
+LeftOut = tuple[int, str] | None  # where a column was, and its name
+
+
+def without_keys(rows: Rows) -> tuple[Rows, LeftOut]:
+    """The rows for their way, without the column that their keys are in: those travel beside it."""
+    field = None if rows.keys is None or rows.form != "arrow" else rows.keys.field
+    names = rows.data.column_names if field is not None else []
+    if field not in names or len(names) == 1:  # one at least, to count by
+        return rows, None
+    place = names.index(field)
+    lean = Rows(rows.data.remove_column(place), rows.order, form="arrow", times=rows.times, keys=rows.keys)
+    return lean, (place, names[place])
+
+
+def _with_keys(rows: Rows, left_out: LeftOut) -> Rows:
+    """The rows with the column that was left out."""
+    if left_out is None:
+        return rows
+    keys, table = rows.keys, rows.data
+    assert keys is not None
+    keys.field = left_out[1]
+    texts, at, chunks = pa.array(keys.objects, pa.large_string()), 0, []
+    for chunk in table.column(0).chunks:  # as many rows at a time as have been one chunk before
+        index = pa.array(keys.array[at : at + len(chunk)])
+        chunks.append(pa.DictionaryArray.from_arrays(index, texts).dictionary_decode().cast(pa.string()))
+        at += len(chunk)
+    rows.data = table.add_column(*left_out, pa.chunked_array(chunks, pa.string()))
+    return rows
+
+
+def pack_rows(rows: Rows, codec: Codec, left_out: LeftOut = None) -> Blob:
     """Keyed rows as bytes: the rows in their form, the distinct keys, an index, orders and times."""
     assert rows.keys is not None
     if rows.form == "arrow":
@@ -213,17 +251,19 @@ def pack_rows(rows: Rows, codec: Codec) -> Blob:
             place[index].tobytes(),
             np.asarray(rows.order, dtype=np.int64).tobytes(),
             times,
+            left_out,
         )
     )
 
 
 def unpack_rows(blob: Blob, codec: Codec) -> Rows:
     """The rows of a blob; nothing else shares them."""
-    return _rows(_unpack(blob), codec)
+    parts = _unpack(blob)
+    return _with_keys(_rows(parts, codec), parts[-1])
 
 
 def _rows(parts: Any, codec: Codec) -> Rows:
-    form, data, keys, index, order, times = parts
+    form, data, keys, index, order, times, _ = parts
     if form == "arrow":
         data = pa.ipc.open_stream(data).read_all()
     elif form == "json":
@@ -250,16 +290,19 @@ def in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
     ordered = all((np.diff(order) >= 0).all() for order in orders)
     if ordered and all(one[-1] <= other[0] for one, other in pairwise(orders)):
         together: list[Rows] = []
+        left_out: LeftOut = None
         for one in unpacked:
             rows = _rows(one, codec)
-            if together and not (_are_alike(together[0], rows) and sum(map(len, together)) + len(rows) <= MOST_JOINED):
-                yield _joined(together)
+            fits = left_out == one[-1] and sum(map(len, together)) + len(rows) <= MOST_JOINED
+            if together and not (fits and _are_alike(together[0], rows)):
+                yield _with_keys(_joined(together), left_out)
                 together = []
+            left_out = one[-1]
             together.append(rows)
         if together:
-            yield _joined(together)
+            yield _with_keys(_joined(together), left_out)
         return
-    parts = [_rows(one, codec) for one in unpacked]
+    parts = [_with_keys(_rows(one, codec), one[-1]) for one in unpacked]
     if len({None if part.times is None else part.times.unit for part in parts}) > 1:  # as a union may bring them
         yield from parts
     else:

@@ -118,7 +118,7 @@ class Codec:
             value = _decode(data)
         except Exception as error:
             raise _unreadable(error, data) from error
-        return self._finish(value, data) if b'"$' in data else value
+        return self._finish(value, data) if _may_be_tagged(data) else value
 
     def encode_many(self, values: Sequence[Any]) -> list[bytes]:
         """The texts of many values, several times faster than one by one.
@@ -141,7 +141,7 @@ class Codec:
             values.extend(map(_decode, data))
         except Exception as error:
             raise _unreadable(error, data[len(values)]) from error
-        if b'"$' in b"".join(data):
+        if _may_be_tagged(b"".join(data)):
             for index, text in enumerate(data):
                 if b'"$' in text:
                     values[index] = self._finish(values[index], text)
@@ -168,7 +168,7 @@ class Codec:
             values = _decode_lines(data)
         except Exception as error:
             raise _unreadable(error, data) from error
-        return self._finish(values, data) if b'"$' in data else values
+        return self._finish(values, data) if _may_be_tagged(data) else values
 
     def _finish(self, value: Any, text: bytes) -> Any:
         try:
@@ -247,6 +247,10 @@ class Codec:
         return cls
 
 
+def _may_be_tagged(text: bytes) -> bool:
+    return b"$" in text and b'"$' in text  # one byte is found thirty times as fast as two
+
+
 def _lines(values: Sequence[Any], start: int) -> bytes:
     """One chunk; `start` is the place of its first value in the whole."""
     survey = survey_of(values)
@@ -257,7 +261,8 @@ def _lines(values: Sequence[Any], start: int) -> bytes:
             return _tagged_lines(values, start)
         # msgspec writes nan and inf as null: where there is no null, there was none of them.
         if not (
-            (survey.floats and b"null" in lines and survey.has_infinite()) or (b'"$' in lines and survey.has_tag_like())
+            (survey.floats and b"null" in lines and survey.has_infinite())
+            or (_may_be_tagged(lines) and survey.has_tag_like())
         ):
             return lines
     else:

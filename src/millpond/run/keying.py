@@ -86,7 +86,8 @@ def _of_columns(table: pa.Table, fields: list[str]) -> Keys | None:
         return None
     found = column.dictionary_encode()
     values = found.dictionary.to_pylist()
-    return Keys(encode_keys(values), found.indices.to_numpy(), values)
+    field = fields[0] if pa.types.is_string(column.type) else None
+    return Keys(encode_keys(values), found.indices.to_numpy(), values, field)
 
 
 _readers: dict[tuple[str, ...], msgspec.json.Decoder[Any]] = {}
@@ -136,6 +137,5 @@ def parted(rows: Rows, partitions: int) -> dict[int, Rows]:
         data = rows.data
         data = data.take(pa.array(mine)) if rows.form == "arrow" else [data[i] for i in mine.tolist()]
         times = None if rows.times is None else rows.times.pick(mine)
-        keys = Keys(rows.keys.encoded, index[mine])
-        found[partition] = Rows(data, order[mine], form=rows.form, times=times, keys=keys)
+        found[partition] = Rows(data, order[mine], form=rows.form, times=times, keys=rows.keys.pick(mine))
     return found

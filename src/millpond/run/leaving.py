@@ -12,7 +12,7 @@ import pyarrow as pa
 from millpond.codec import Codec
 from millpond.log.segment import Block, Origin, pack_outputs
 from millpond.pipeline.graph import Program
-from millpond.rows import Rows, pack_rows
+from millpond.rows import Rows, pack_rows, without_keys
 from millpond.run.context import Context, Piece
 from millpond.run.keying import Failed, parted
 from millpond.run.spreading import spread
@@ -53,8 +53,8 @@ class Leaving:
 
     def _packed(self, rows: Rows) -> dict[int, bytes]:
         partitions = self._context.partitions
-        whole = spread(rows, partitions) if rows.keys is None else rows
-        return {p: pack_rows(part, self._codec) for p, part in parted(whole, partitions).items()}
+        lean, left_out = without_keys(spread(rows, partitions) if rows.keys is None else rows)
+        return {p: pack_rows(part, self._codec, left_out) for p, part in parted(lean, partitions).items()}
 
     def deliver(self, sink: str, rows: Rows, failing: Callable[[], Failed]) -> None:
         """Rows go to a sink."""

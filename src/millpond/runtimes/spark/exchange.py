@@ -7,11 +7,14 @@ RDDs with the same partitioner prefers where its parents are.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext, StorageLevel, TaskContext
 
 from millpond.run.context import Context, Header, Piece, Planned, Result
@@ -20,10 +23,12 @@ from millpond.runtimes.spark.shipping import Shipped
 
 LATE_ATTEMPT = 2  # a task that has died twice may have died of its replica
 
+DRIVER = -1  # the partition of what is said to the driver: the first of Spark's, so that it can be had alone
+
 
 def own(partition: int) -> int:
-    """Where a blob goes. One function of the module: Spark compares partitioners by it."""
-    return partition
+    """Which of Spark's partitions a blob goes to. One function of the module: Spark compares partitioners by it."""
+    return partition + 1
 
 
 def _as_is(items: Iterable[Any]) -> Iterable[Any]:
@@ -43,7 +48,7 @@ class ReadTask:
             for partition, item in read_task(self.shipped.program(), self.context, index, self.groups[index]):
                 yield partition, item
                 if partition == 0 and isinstance(item, Header):
-                    yield self.context.partitions, item  # for the driver, if it asks
+                    yield DRIVER, item  # if it asks
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,11 @@ class KeyedTask:
         mine = [item for _, item in items if item is not None]
         task = TaskContext.get()
         rebuild = task is not None and task.attemptNumber() >= LATE_ATTEMPT
-        carried = self.carried[index] if self.carried else {}
+        partition = index - own(0)
+        carried = self.carried[partition] if self.carried else {}
         with quiet():
-            yield keyed_task(self.shipped.program(), self.context, self.stage, index, mine, carried, rebuild=rebuild)
+            program = self.shipped.program()
+            yield keyed_task(program, self.context, self.stage, partition, mine, carried, rebuild=rebuild)
 
 
 class quiet:
@@ -97,6 +104,7 @@ class Exchange:
         self._partitions = 0
         self._checked = False
         self._readers: dict[int, RDD[int]] = {}
+        self._serializer: Any = None
 
     def read(self, task: ReadTask) -> RDD[tuple[int, Any]]:
         """The blobs of reading tasks. What they are to read travels with the task: an RDD of it for each batch
@@ -112,20 +120,38 @@ class Exchange:
         cores = self._spark.defaultParallelism
         if self._anchor is None or (cores, partitions) != (self._cores, self._partitions):
             self.drop()
-            slots = partitions + 1
-            pairs = self._spark.parallelize([(p, None) for p in range(slots)], slots)
+            slots = own(partitions)
+            pairs = self._spark.parallelize([(p, None) for p in range(DRIVER, partitions)], slots)
             self._anchor = pairs.partitionBy(slots, own).persist(StorageLevel.MEMORY_AND_DISK)
             self._anchor.count()
             self._cores, self._partitions = cores, partitions
         return self._anchor
 
     def moved(self, blobs: RDD[tuple[int, Any]], partitions: int) -> RDD[tuple[int, Any]]:
-        """Blobs on their way to their partitions; one more takes what is said to the driver."""
-        return blobs.partitionBy(partitions + 1, own)
+        """Blobs on their way to their partitions."""
+        moved = blobs.partitionBy(own(partitions), own)
+        self._spare_kryo(moved)
+        return moved
 
-    def headers(self, moved: RDD[tuple[int, Any]], partitions: int) -> list[Header]:
-        """Run the tasks that make blobs, and none that takes them: Spark keeps what they made. What they say."""
-        return [header for _, header in self._spark.runJob(moved, _as_is, [partitions])]
+    def _spare_kryo(self, moved: RDD[tuple[int, Any]]) -> None:
+        """Let Java's own serializer write the blobs. Spark picks Kryo for what is bytes already and makes one for
+        every task, which is half of what the task costs its JVM. That is all: a Spark without these calls does as it
+        likes.
+        """
+        spark: Any = self._spark
+        with contextlib.suppress(Py4JError, AttributeError, TypeError):
+            if self._serializer is None:
+                # each blob is forgotten as soon as it is written
+                conf = spark._jsc.sc().conf().clone().set("spark.serializer.objectStreamReset", "1")
+                self._serializer = spark._jvm.org.apache.spark.serializer.JavaSerializer(conf)
+            moved._jrdd.rdd().dependencies().head().rdd().setSerializer(self._serializer)
+
+    def headers(self, moved: RDD[tuple[int, Any]], tasks: int) -> list[Header]:
+        """Run the tasks that make blobs, and none that takes them: Spark keeps what they made. What they say.
+
+        To collect one partition with `runJob` would take a task in Python, a tenth of a small batch.
+        """
+        return [header for _, header in islice(moved.toLocalIterator(), tasks)]
 
     def forget(self, moved: RDD[tuple[int, Any]]) -> None:
         """Remove blobs that are not needed any more."""
@@ -138,11 +164,11 @@ class Exchange:
         if moved is not None:
             anchored = anchored.union(moved)
             if not self._checked:
-                assert anchored.getNumPartitions() == partitions + 1, "the union must keep the partitions"
+                assert anchored.getNumPartitions() == own(partitions), "the union must keep the partitions"
                 self._checked = True
         try:
             keyed = anchored.mapPartitionsWithIndex(task)
-            return self._spark.runJob(keyed, _as_is, list(range(partitions)))
+            return self._spark.runJob(keyed, _as_is, [own(p) for p in range(partitions)])
         finally:
             if moved is not None:
                 self.forget(moved)

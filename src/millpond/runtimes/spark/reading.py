@@ -61,9 +61,8 @@ class Readings:
         if later:
             time.sleep(MANNERS)
         self._context.setJobDescription(f"{task.context.app}: {what}")
-        partitions = task.context.partitions
-        moved = self._exchange.moved(self._exchange.read(task), partitions)
-        return moved, progress_of(self._exchange.headers(moved, partitions))
+        moved = self._exchange.moved(self._exchange.read(task), task.context.partitions)
+        return moved, progress_of(self._exchange.headers(moved, len(task.groups)))
 
     def close(self) -> None:
         """Wait for the job at work, and begin no other."""

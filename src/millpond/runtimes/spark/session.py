@@ -24,6 +24,9 @@ LOCAL = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.shuffle.reduceLocality.enabled": "false",
     "spark.shuffle.compress": "false",  # what is moved stays on this machine
+    # This JVM schedules and moves; the rows are in Python. What its second compiler would gain, it would
+    # take minutes to earn back. These are the options before the user's own (spark.driver.extraJavaOptions).
+    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
 }
