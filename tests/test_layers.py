@@ -15,7 +15,7 @@ SRC = Path(__file__).parent.parent / "src"
 # against it as a user's is.
 FLOORS = [
     ("errors", "clock"),
-    ("codec", "timing"),
+    ("codec", "columns", "timing"),
     ("flow", "storage"),
     ("rows",),
     ("log",),

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.codec import Codec, copy_value, decode_keys
+from millpond.columns import column_to_list
 from millpond.flow import JsonLines
 from millpond.timing import Times
 
@@ -170,18 +171,6 @@ def table_to_dicts(table: pa.Table, keys: Keys | None = None) -> list[dict[str, 
         for name, column in zip(names, table.columns, strict=True)
     ]
     return make(columns)  # type: ignore[no-any-return]
-
-
-def column_to_list(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values as Python objects."""
-    kind = column.type
-    if column.null_count == 0 and len(column):
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            values: list[Any] = column.to_numpy().tolist()
-            return values
-        if pa.types.is_timestamp(kind) and kind.tz is None and kind.unit in ("s", "ms", "us"):
-            return column.to_numpy().astype("datetime64[us]").tolist()  # type: ignore[no-any-return]
-    return column.to_pylist()  # type: ignore[no-any-return]
 
 
 # --- blobs: rows packed for the way to another task ---

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from millpond.runtimes.spark.exchange import DRIVER, Exchange
+from millpond.runtimes.spark.exchange import DRIVER, Exchange, paired
 from millpond.runtimes.spark.reading import FAILED
 from millpond.runtimes.spark.session import session
 
@@ -58,3 +59,33 @@ def test_a_spark_that_cannot_spare_it_moves_blobs_all_the_same(spark: SparkSessi
     moved = exchange.moved(read(spark), 3)
     assert serializer_of(moved) == "KryoSerializer"
     assert [len(part) for part in moved.glom().collect()] == [2, 2, 2, 2]
+
+
+def framed(spark: SparkSession) -> Any:
+    """The same blobs, as the rows of a DataFrame."""
+    session(spark)
+
+    def blobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                for partition in range(3):
+                    item = paired(partition, (task, partition, b"x" * 1000))
+                    yield pa.record_batch({"item": pa.array(item, pa.binary())})
+
+    return spark.range(0, 2, 1, 2).mapInArrow(blobs, "item binary")
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["directly", "by way of Python"])
+def test_blobs_of_a_dataframe_reach_their_partitions(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    exchange = Exchange(spark.sparkContext)
+    if not direct:
+        monkeypatch.setattr(exchange, "_straight", lambda blobs, slots: None)  # as with a Spark that is made otherwise
+    moved, tasks = exchange.moved_frame(framed(spark), 3)
+    assert tasks == 2
+    found = [sorted(item for _, item in part) for part in moved.glom().collect()]
+    assert found == [[], *([(task, partition, b"x" * 1000) for task in range(2)] for partition in range(3))]
+    together = exchange.anchor(3).union(moved)
+    assert together.getNumPartitions() == 4, "a union must keep the partitions where they are"
+    exchange.drop()

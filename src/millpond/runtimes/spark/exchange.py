@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext, StorageLevel, TaskContext
+from pyspark.core.rdd import Partitioner
+from pyspark.serializers import BatchedSerializer, CPickleSerializer
+from pyspark.sql import DataFrame
 
 from millpond.run.context import Context, Header, Piece, Planned, Result
 from millpond.run.tasks import keyed_task, read_task
@@ -26,9 +30,23 @@ LATE_ATTEMPT = 2  # a task that has died twice may have died of its replica
 DRIVER = -1  # the partition of what is said to the driver: the first of Spark's, so that it can be had alone
 
 
+_PICKLED: Any = BatchedSerializer(CPickleSerializer())  # type: ignore[no-untyped-call]
+
+
 def own(partition: int) -> int:
     """Which of Spark's partitions a blob goes to. One function of the module: Spark compares partitioners by it."""
     return partition + 1
+
+
+def paired(partition: int, item: Any) -> tuple[bytes, bytes]:
+    """A blob as Spark's own Python side would hand it to a shuffle: where it goes, and a list of what goes there."""
+    return own(partition).to_bytes(8, "big"), pickle.dumps([(partition, item)], 5)
+
+
+def _unpaired(rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    for place, row in enumerate(rows):
+        if place % 2:
+            yield from pickle.loads(row.item)
 
 
 def _as_is(items: Iterable[Any]) -> Iterable[Any]:
@@ -133,6 +151,29 @@ class Exchange:
         self._spare_kryo(moved)
         return moved
 
+    def moved_frame(self, blobs: DataFrame, partitions: int) -> tuple[RDD[tuple[int, Any]], int]:
+        """The same for what `paired` has made, as the rows of a DataFrame; and the number of tasks that make it."""
+        found = self._straight(blobs, own(partitions))
+        if found is not None:
+            return found
+        rows = blobs.rdd.mapPartitions(_unpaired)
+        return self.moved(rows, partitions), rows.getNumPartitions()
+
+    def _straight(self, blobs: DataFrame, slots: int) -> tuple[RDD[tuple[int, Any]], int] | None:
+        """From the worker that made them to the shuffle: as an RDD of Python's they would go through another first.
+        Nothing where Spark is made otherwise.
+        """
+        spark: Any = self._spark
+        with contextlib.suppress(Py4JError, AttributeError, TypeError):
+            items = getattr(blobs._jdf, "as")(spark._jvm.org.apache.spark.sql.Encoders.BINARY()).rdd()
+            pairs = spark._jvm.PairwiseRDD(items).asJavaPairRDD()
+            values = spark._jvm.PythonRDD.valueOfPair(pairs.partitionBy(spark._jvm.PythonPartitioner(slots, id(own))))
+            moved: RDD[tuple[int, Any]] = RDD(values, spark, _PICKLED)
+            moved.partitioner = Partitioner(slots, own)
+            self._spare_kryo(moved)
+            return moved, items.getNumPartitions()
+        return None
+
     def _spare_kryo(self, moved: RDD[tuple[int, Any]]) -> None:
         """Let Java's own serializer write the blobs. Spark picks Kryo for what is bytes already and makes one for
         every task, which is half of what the task costs its JVM. That is all: a Spark without these calls does as it
@@ -157,20 +198,20 @@ class Exchange:
         """Remove blobs that are not needed any more."""
         moved.cleanShuffleDependencies(blocking=False)
 
-    def run(self, task: KeyedTask, moved: RDD[tuple[int, Any]] | None) -> list[Result]:
+    def run(self, task: KeyedTask, brought: Sequence[RDD[tuple[int, Any]]]) -> list[Result]:
         """Run the keyed task of every partition over the blobs that were brought to it."""
         partitions = task.context.partitions
         anchored = self.anchor(partitions)
-        if moved is not None:
+        for moved in brought:
             anchored = anchored.union(moved)
             if not self._checked:
                 assert anchored.getNumPartitions() == own(partitions), "the union must keep the partitions"
-                self._checked = True
+        self._checked = self._checked or bool(brought)
         try:
             keyed = anchored.mapPartitionsWithIndex(task)
             return self._spark.runJob(keyed, _as_is, [own(p) for p in range(partitions)])
         finally:
-            if moved is not None:
+            for moved in brought:
                 self.forget(moved)
 
     def drop(self) -> None:

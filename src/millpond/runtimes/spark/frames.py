@@ -9,7 +9,6 @@ back on an empty machine they make Spark offer that very batch.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import shutil
 import tempfile
 import threading
@@ -21,7 +20,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark import RDD, TaskContext
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -34,6 +33,7 @@ from millpond.pipeline.graph import Program, Read
 from millpond.run.context import Context
 from millpond.run.runtime import Offer, Parcel
 from millpond.run.tasks import read_rows_task
+from millpond.runtimes.spark.exchange import paired
 from millpond.runtimes.spark.shipping import Shipped
 from millpond.storage import Storage, open_storage
 
@@ -44,6 +44,8 @@ STOPPED = (
     "the app was stopped, and this batch will be offered again: py4j.protocol.Py4JJavaError: An error occurred "
     "while calling take: java.lang.InterruptedException"
 )
+
+CHUNK_ROWS, CHUNK_BYTES = 100_000, 16 << 20  # of a DataFrame that are made into blobs at once, about
 
 PLACES = 1 << 16  # room for the partitions of one DataFrame among the places of a batch
 
@@ -57,21 +59,31 @@ class FrameTask:
     stream: str
     first: int  # the number of its first reading task
 
-    def over(self, frame: DataFrame) -> RDD[tuple[int, Any]]:
-        made = frame.mapInArrow(self._blobs, "item binary")
-        return made.rdd.map(_unpickled)
+    def over(self, frame: DataFrame) -> DataFrame:
+        """The blobs, one after the other: a row says for which of Spark's partitions the next one is."""
+        return frame.mapInArrow(self._blobs, "item binary")
 
     def _blobs(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
         index = self.first + (task.partitionId() if task is not None else 0)
-        chunks = (Chunk(pa.Table.from_batches([batch]), None) for batch in batches)
+        chunks = (Chunk(table, None) for table in joined(batches))
         items = read_rows_task(self.shipped.program(), self.context, index, self.stream, PLACES + index, chunks)
-        for item in items:
-            yield pa.record_batch({"item": pa.array([pickle.dumps(item)], pa.binary())})
+        for partition, item in items:
+            yield pa.record_batch({"item": pa.array(paired(partition, item), pa.binary())})
 
 
-def _unpickled(row: Any) -> tuple[int, Any]:
-    return pickle.loads(row.item)  # type: ignore[no-any-return]
+def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Spark's small batches, some together: what is done for each of their keys is done less often."""
+    together: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        together.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= CHUNK_ROWS or size >= CHUNK_BYTES:
+            yield pa.Table.from_batches(together)
+            together, rows, size = [], 0, 0
+    if together:
+        yield pa.Table.from_batches(together)
 
 
 class _Offered:

@@ -92,26 +92,26 @@ class SparkRuntime:
         reading: Reading | None = None,
     ) -> Stage:
         with self._job(context.app, f"batch {context.batch}, stage 1"):
-            blobs, count, keyed = [], len(tasks), KeyedTask(self._shipped, context, 1, [])
+            count, keyed = len(tasks), KeyedTask(self._shipped, context, 1, [])
             if reading is not None:
                 assert isinstance(reading, SparkReading)
-                return Stage(self._exchange.run(keyed, reading.moved()), reading.tasks)
+                return Stage(self._exchange.run(keyed, [reading.moved()]), reading.tasks)
+            brought = []
             if tasks:
-                blobs.append(self._exchange.read(ReadTask(self._shipped, context, tasks)))
+                read = self._exchange.read(ReadTask(self._shipped, context, tasks))
+                brought.append(self._exchange.moved(read, context.partitions))
             for offer in offers:
-                task = FrameTask(self._shipped, context, offer.stream, count)
-                read = task.over(offer.frame)
-                count += read.getNumPartitions()
-                blobs.append(read)
-            both = self._context.union(blobs) if len(blobs) > 1 else blobs[0] if blobs else None
-            moved = None if both is None else self._exchange.moved(both, context.partitions)
-            return Stage(self._exchange.run(keyed, moved), count)
+                blobs = FrameTask(self._shipped, context, offer.stream, count).over(offer.frame)
+                moved, parts = self._exchange.moved_frame(blobs, context.partitions)
+                count += parts
+                brought.append(moved)
+            return Stage(self._exchange.run(keyed, brought), count)
 
     def next_stage(
         self, program: Program, context: Context, stage: int, carried: list[dict[int, list[Piece]]]
     ) -> Stage:
         with self._job(context.app, f"batch {context.batch}, stage {stage}"):
-            return Stage(self._exchange.run(KeyedTask(self._shipped, context, stage, carried), None), 0)
+            return Stage(self._exchange.run(KeyedTask(self._shipped, context, stage, carried), []), 0)
 
     def deliver(self, program: Program, state_url: str, parcels: list[Parcel]) -> None:
         shipped, first = self._shipped, parcels[0]
