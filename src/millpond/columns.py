@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # the microseconds that a datetime can tell
@@ -24,15 +25,98 @@ def column_to_list(column: pa.ChunkedArray) -> list[Any]:
         values = column_to_list(pa.chunked_array([c.dictionary_decode() for c in column.chunks], kind.value_type))
     elif column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         values = column.to_numpy().tolist()
-    elif pa.types.is_timestamp(kind) and kind.unit != "ns":
+    elif pa.types.is_timestamp(kind):
         values = _moments(column, kind)
     elif pa.types.is_date32(kind):
         values = _dates(column)
     return column.to_pylist() if values is None else values
 
 
+def unreadable(table: pa.Table) -> dict[int, str]:
+    """The rows of which no Python objects can be made, and why. Each row is looked at only if there is one."""
+    found: dict[int, str] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if all(map(_is_readable, column.chunks)):
+            continue
+        for i in range(len(column)):
+            try:
+                column_to_list(column.slice(i, 1))
+            except (ValueError, OverflowError) as error:
+                found.setdefault(i, f"column {name!r}: expected {_wanted(column.type)}, got {_raw(column[i])}: {error}")
+    return found
+
+
+def raw_row(table: pa.Table, i: int) -> dict[str, Any]:
+    """A row as far as there are Python objects for it, and text for the rest."""
+    found = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            found[name] = column_to_list(column.slice(i, 1))[0]
+        except (ValueError, OverflowError):
+            found[name] = _raw(column[i])
+    return found
+
+
+def _is_readable(array: pa.Array) -> bool:
+    """Whether Python objects can surely be made of all values; if not, each must be tried."""
+    kind = array.type
+    if pa.types.is_nested(kind):
+        if pa.types.is_map(kind):
+            return _is_readable(array.keys) and _is_readable(array.items)
+        inside = array.flatten()  # the values of a list, or the columns of a struct
+        return all(map(_is_readable, inside)) if isinstance(inside, list) else _is_readable(inside)
+    if pa.types.is_dictionary(kind):
+        return _is_readable(array.dictionary)
+    if pa.types.is_timestamp(kind):
+        numbers = array.cast(pa.int64())
+        whole = kind.unit != "ns" or not (numbers.fill_null(0).to_numpy() % 1000).any()
+        return whole and _is_within(numbers, _MICROSECONDS[kind.unit])
+    if pa.types.is_date32(kind):
+        return _is_within(array.cast(pa.int32()), DAY)
+    if pa.types.is_date64(kind):
+        return _is_within(array.cast(pa.int64()), 1000)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid:
+            return False
+    return not (pa.types.is_time64(kind) and kind.unit == "ns")
+
+
+def _is_within(numbers: pa.Array, factor: float) -> bool:
+    """Whether times, of so many microseconds each, are all such as Python knows in any zone."""
+    ends = pc.min_max(numbers)
+    lowest, highest = ends["min"].as_py(), ends["max"].as_py()
+    return lowest is None or ((FIRST + DAY) / factor < lowest and highest < (LAST - DAY) / factor)
+
+
+def _wanted(kind: pa.DataType) -> str:
+    return "UTF-8 text" if "string" in str(kind) else "a time between the years 1 and 9999, in whole microseconds"
+
+
+def _raw(value: pa.Scalar) -> str:
+    if isinstance(value, (pa.StringScalar, pa.LargeStringScalar, pa.StringViewScalar)):
+        raw: bytes = value.as_buffer().to_pybytes()
+        return raw.decode("utf-8", "backslashreplace")
+    inside = getattr(value, "value", None)
+    if isinstance(inside, int):
+        return str(inside)
+    if isinstance(value, pa.DictionaryScalar):
+        return _raw(inside)
+    return f"one that cannot be shown, of type {value.type}"
+
+
+_MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 0.001}
+
+
 def _moments(column: pa.ChunkedArray, kind: Any) -> list[Any] | None:
-    ticks = _numbers(column, {"s": 1_000_000, "ms": 1000, "us": 1}[kind.unit])
+    if kind.unit == "ns":
+        whole = column.cast(pa.int64()).fill_null(0).to_numpy()
+        if (whole % 1000).any():  # finer than a datetime is
+            raise ValueError("nanoseconds that are no whole microseconds")
+        column = column.cast(pa.timestamp("us", kind.tz))
+        return column_to_list(column)
+    ticks = _numbers(column, int(_MICROSECONDS[kind.unit]))
     if ticks is None:
         return None
     if kind.tz is None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from millpond.codec import Codec, copy_value, decode_keys
 from millpond.columns import column_to_list
+from millpond.errors import InvalidUse
 from millpond.flow import JsonLines
 from millpond.timing import Times
 
@@ -90,7 +91,10 @@ class Rows:
     def objects(self) -> list[Any]:
         """The rows as Python objects; they belong to the caller where the rows are not objects yet."""
         if self.form == "arrow":
-            return table_to_dicts(self.data, self.keys)
+            try:
+                return table_to_dicts(self.data, self.keys)
+            except (ValueError, OverflowError) as error:  # what can be known of rows was looked for when they were read
+                raise InvalidUse(f"a row cannot be made into Python objects: {error}") from error
         if self.form == "json":
             return _json.decode_lines(b"\n".join(self.data))
         if self.form == "coded":

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_drivers import driver_of, run_to_end
 
-from millpond.columns import FIRST, LAST, column_to_list
+import millpond as mp
+from millpond.columns import FIRST, LAST, column_to_list, raw_row, unreadable
+from millpond.storage import MemoryStorage
 
 ZONES = [None, "UTC", "Etc/UTC", "Europe/Berlin", "America/Sao_Paulo", "Asia/Kolkata", "+02:00", "-09:30"]
 TURN = 1_729_990_800_000_000  # 2024-10-27 01:00 UTC: in Berlin the clock is put back to 02:00
@@ -102,3 +108,76 @@ def test_a_time_that_python_cannot_tell_is_no_number_either(tick: int, zone: str
     column = pa.chunked_array([pa.array([0, tick], pa.int64()).cast(pa.timestamp("us", zone))])
     with pytest.raises((OverflowError, ValueError)):
         column_to_list(column)
+
+
+# --- rows that cannot be told in Python ---
+
+BAD_TEXT = pa.array([b"a", b"\xff\xfe", b"c"], pa.binary()).view(pa.string())
+
+
+def long(*ticks: int | None) -> Any:
+    return pa.array(ticks, pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        (BAD_TEXT, r"expected UTF-8 text, got \xff\xfe"),
+        (BAD_TEXT.cast(pa.binary()).cast(pa.large_binary()).view(pa.large_string()), r"got \xff\xfe"),
+        (long(0, 1 << 62, None).cast(pa.timestamp("us")), f"between the years 1 and 9999, .*got {1 << 62}"),
+        (long(0, 1 << 50, None).cast(pa.timestamp("s", "Europe/Berlin")), f"got {1 << 50}"),
+        (long(0, 1_700_000_000_000_000_001, None).cast(pa.timestamp("ns")), "whole microseconds"),
+        (long(0, LAST, None).cast(pa.timestamp("us", "Asia/Tokyo")), f"got {LAST}"),
+        (pa.array([0, 1 << 30, None], pa.int32()).cast(pa.date32()), "expected a time"),
+        (long(0, 1 << 60, None).cast(pa.date64()), "expected a time"),
+        (pa.ListArray.from_arrays([0, 1, 2, 3], BAD_TEXT), "UTF-8 text"),
+        (pa.StructArray.from_arrays([long(0, 1 << 62, 1).cast(pa.timestamp("us"))], ["at"]), "column 'it'"),
+        (pa.MapArray.from_arrays([0, 1, 2, 3], ["k", "k", "k"], BAD_TEXT), "UTF-8 text"),
+        (pa.DictionaryArray.from_arrays([0, 1, 2], BAD_TEXT), "UTF-8 text"),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
+)
+def test_a_row_of_which_no_object_can_be_made_is_found(column: Any, told: str) -> None:
+    table = pa.table({"n": [1, 2, 3], "it": column})
+    found = unreadable(table)
+    assert list(found) == [1]
+    assert re.search(told if ".*" in told else re.escape(told), found[1]), found[1]
+    row = raw_row(table, 1)
+    assert row["n"] == 2 and isinstance(row["it"], str)
+    assert raw_row(table, 0) == table.slice(0, 1).to_pylist()[0]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_what_can_be_told_is_not_looked_at_one_by_one(kind: Any) -> None:
+    values = [*values_of(kind), None]
+    is_coded = pa.types.is_dictionary(kind)
+    array = pa.array(values, kind.value_type).dictionary_encode() if is_coded else pa.array(values, kind)
+    assert unreadable(pa.table({"it": array})) == {}
+
+
+def test_nanoseconds_that_are_whole_microseconds_are_datetimes() -> None:
+    column = pa.chunked_array([long(1_700_000_000_000_001_000, None).cast(pa.timestamp("ns", "UTC"))])
+    same(column_to_list(column), column.cast(pa.timestamp("us", "UTC")).to_pylist())
+
+
+@pytest.mark.parametrize("by", ["key", "it"])
+def test_bad_rows_of_a_file_are_told_with_their_place_and_the_others_count(by: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    at = long(0, 0, 1 << 62).cast(pa.timestamp("us"))
+    pq.write_table(pa.table({"key": ["a", "b", "c"], "it": BAD_TEXT, "at": at}), tmp_path / "in" / "x.parquet")
+    dead, out = mp.sinks.memory(), mp.sinks.memory()
+
+    def app(on_error: Any) -> mp.App:
+        made = mp.App("bad", state_dir="memory://", partitions=2)
+        rows = made.stream("rows", mp.sources.files(tmp_path / "in"), on_error=on_error)
+        rows.key_by(by).stateful_map("n", lambda key, row, n: (row, n + 1), initial=0).to("out", out)
+        if on_error == "dead-letter":
+            made.dead_letters.to("dead", dead)
+        return made
+
+    with pytest.raises(mp.errors.StepFailed, match=r"x\.parquet, row 2.*column 'it'.*UTF-8.*xff"):
+        run_to_end(driver_of(app("stop"), MemoryStorage(), tmp_path / "one"))
+    assert out.rows == []
+    run_to_end(driver_of(app("dead-letter"), MemoryStorage(), tmp_path / "two"))
+    assert [row["key"] for row in out.rows] == ["a"]
+    assert sorted(letter["error"].split(":")[0].rpartition(", ")[2] for letter in dead.rows) == ["row 2", "row 3"]

@@ -21,6 +21,7 @@ from millpond.run.context import Context, Made, TooSoon
 from millpond.run.fetching import fetched
 from millpond.run.keying import Failed, keyed
 from millpond.run.leaving import Leaving
+from millpond.run.readable import readable
 from millpond.run.timestamps import Reader as TimeReader
 from millpond.run.watermarks import Mark, at_end, incoming, marks
 from millpond.steps.base import Running, Turn
@@ -225,15 +226,10 @@ class Work:
         op = node.op
         assert isinstance(op, g.Read)
         for bad in chunk.bad:
-            self.failures.row(
-                node.on_error,
-                op.stream,
-                BadInput(f"{bad.where}: {bad.error}"),
-                key=None,
-                row=bad.raw,
-                order=first,
-            )
+            error = BadInput(f"{bad.where}: {bad.error}")
+            self.failures.row(node.on_error, op.stream, error, key=None, row=bad.raw, order=first)
         rows = shaped(chunk.rows, first)
+        rows = readable(rows, chunk, self._failed(node, op.stream, rows))
         if rows.form == "json" and not self._may_stay_text(node):
             rows = self._decoded(node, op, chunk, rows)
         elif op.type is not None:
