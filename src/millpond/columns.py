@@ -63,14 +63,14 @@ def _is_readable(array: pa.Array) -> bool:
     if pa.types.is_nested(kind):
         if pa.types.is_map(kind):
             return _is_readable(array.keys) and _is_readable(array.items)
+        if pa.types.is_union(kind):
+            return False
         inside = array.flatten()  # the values of a list, or the columns of a struct
         return all(map(_is_readable, inside)) if isinstance(inside, list) else _is_readable(inside)
     if pa.types.is_dictionary(kind):
         return _is_readable(array.dictionary)
     if pa.types.is_timestamp(kind):
-        numbers = array.cast(pa.int64())
-        whole = kind.unit != "ns" or not (numbers.fill_null(0).to_numpy() % 1000).any()
-        return whole and _is_within(numbers, _MICROSECONDS[kind.unit])
+        return _are_whole(array) and _is_within(array.cast(pa.int64()), _MICROSECONDS[kind.unit])
     if pa.types.is_date32(kind):
         return _is_within(array.cast(pa.int32()), DAY)
     if pa.types.is_date64(kind):
@@ -80,7 +80,12 @@ def _is_readable(array: pa.Array) -> bool:
             array.validate(full=True)
         except pa.ArrowInvalid:
             return False
-    return not (pa.types.is_time64(kind) and kind.unit == "ns")
+    return True
+
+
+def _are_whole(times: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether times are whole microseconds: a datetime is no finer."""
+    return times.type.unit != "ns" or not (times.cast(pa.int64()).fill_null(0).to_numpy() % 1000).any()
 
 
 def _is_within(numbers: pa.Array, factor: float) -> bool:
@@ -111,11 +116,9 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 0.001}
 
 def _moments(column: pa.ChunkedArray, kind: Any) -> list[Any] | None:
     if kind.unit == "ns":
-        whole = column.cast(pa.int64()).fill_null(0).to_numpy()
-        if (whole % 1000).any():  # finer than a datetime is
+        if not _are_whole(column):
             raise ValueError("nanoseconds that are no whole microseconds")
-        column = column.cast(pa.timestamp("us", kind.tz))
-        return column_to_list(column)
+        return column_to_list(column.cast(pa.timestamp("us", kind.tz)))
     ticks = _numbers(column, int(_MICROSECONDS[kind.unit]))
     if ticks is None:
         return None

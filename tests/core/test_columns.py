@@ -26,7 +26,9 @@ KINDS = [
     *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us") for zone in ZONES),
     pa.date32(),
     pa.date64(),
+    pa.time32("s"),
     pa.time64("us"),
+    pa.time64("ns"),
     pa.duration("us"),
     *(pa.int8(), pa.int64(), pa.uint32(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.binary()),
     pa.decimal128(20, 2),
@@ -153,6 +155,12 @@ def test_what_can_be_told_is_not_looked_at_one_by_one(kind: Any) -> None:
     is_coded = pa.types.is_dictionary(kind)
     array = pa.array(values, kind.value_type).dictionary_encode() if is_coded else pa.array(values, kind)
     assert unreadable(pa.table({"it": array})) == {}
+
+
+def test_a_column_of_several_kinds_is_looked_at_one_by_one() -> None:
+    union = pa.UnionArray.from_sparse(pa.array([0, 1, 0], pa.int8()), [pa.array([1, 2, 3]), BAD_TEXT])
+    found = unreadable(pa.table({"it": union}))
+    assert list(found) == [1] and "column 'it'" in found[1]
 
 
 def test_nanoseconds_that_are_whole_microseconds_are_datetimes() -> None:
