@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 FORMAT = "1"
@@ -101,7 +102,12 @@ def pack_state(changes: Sequence[Change], origin: Origin) -> memoryview:
 
 def state_table(data: bytes) -> pa.Table:
     """A state segment as a table."""
-    return pq.read_table(pa.BufferReader(data), use_threads=False)
+    return _opened(data).read(use_threads=False)
+
+
+def _opened(data: bytes) -> pq.ParquetFile:
+    # `pq.read_table` takes it for a dataset, whose threads have made processes abort that were about to end.
+    return pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
 
 
 def pack_table(table: pa.Table, origin: Origin) -> memoryview:
@@ -141,7 +147,7 @@ def column_of(lines: bytes) -> pa.StringArray:
 
 def unpack_outputs(data: bytes) -> tuple[np.ndarray[Any, Any], list[bytes]]:
     """The places and the encoded rows of an output segment, in its order."""
-    table = pq.read_table(pa.BufferReader(data), use_threads=False)
+    table = _opened(data).read(use_threads=False)
     rows = _bytes(table.column("row"))
     return table.column("order").to_numpy(), rows  # type: ignore[return-value]
 
@@ -153,4 +159,12 @@ def _bytes(column: pa.ChunkedArray) -> list[bytes | None]:
 
 def unpack_key(data: bytes, key: bytes) -> list[Change]:
     """The changes of one key in a state segment."""
-    return changes_of(pq.read_table(pa.BufferReader(data), use_threads=False, filters=[("key", "==", key.decode())]))
+    file, wanted = _opened(data), key.decode()
+    groups = [i for i in range(file.metadata.num_row_groups) if _may_hold(file.metadata.row_group(i), wanted)]
+    table = file.read_row_groups(groups, use_threads=False)
+    return changes_of(table.filter(pc.equal(table.column("key"), wanted)))
+
+
+def _may_hold(group: Any, key: str) -> bool:
+    known = group.column(0).statistics
+    return known is None or not known.has_min_max or known.min <= key <= known.max

@@ -96,7 +96,7 @@ class ObjectStorage:
         except Exception as error:
             if _is_missing_object(error):
                 return None
-            if "416" in str(error) and start >= (self._size(path) or 0):
+            if "status code: 416" in str(error) and start >= (self._size(path) or 0):
                 return b""
             raise _trouble(self.url, "read", error) from error
 
