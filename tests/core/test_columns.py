@@ -127,6 +127,7 @@ def long(*ticks: int | None) -> Any:
         (BAD_TEXT, r"expected UTF-8 text, got \xff\xfe"),
         (BAD_TEXT.cast(pa.binary()).cast(pa.large_binary()).view(pa.large_string()), r"got \xff\xfe"),
         (long(0, 1 << 62, None).cast(pa.timestamp("us")), f"between the years 1 and 9999, .*got {1 << 62}"),
+        (long(0, FIRST - 1, None).cast(pa.timestamp("us")), f"got {FIRST - 1}"),
         (long(0, 1 << 50, None).cast(pa.timestamp("s", "Europe/Berlin")), f"got {1 << 50}"),
         (long(0, 1_700_000_000_000_000_001, None).cast(pa.timestamp("ns")), "whole microseconds"),
         (long(0, LAST, None).cast(pa.timestamp("us", "Asia/Tokyo")), f"got {LAST}"),

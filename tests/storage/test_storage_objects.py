@@ -226,6 +226,11 @@ def test_what_may_pass_is_unavailable(refusing: Callable[[int, str], Storage], s
             call()
 
 
+def test_a_name_with_416_in_it_is_not_taken_for_an_answer(refusing: Callable[[int, str], Storage]) -> None:
+    with pytest.raises(Unavailable, match="no answer"):
+        refusing(400, "RequestTimeout").get_range("41631", 0, 1)
+
+
 def test_a_network_that_is_down_is_unavailable(s3_url: str, closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed_port}")
     for call in every_verb(ObjectStorage(s3_url, retries=0)):

@@ -190,7 +190,7 @@ class Exchange:
     def headers(self, moved: RDD[tuple[int, Any]], tasks: int) -> list[Header]:
         """Run the tasks that make blobs, and none that takes them: Spark keeps what they made. What they say.
 
-        To collect one partition with `runJob` would take a task in Python, a tenth of a small batch.
+        To collect one partition with `runJob` would take one more task in Python.
         """
         return [header for _, header in islice(moved.toLocalIterator(), tasks)]
 
