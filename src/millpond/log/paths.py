@@ -9,12 +9,20 @@
 <app>/manifests/…                          the state at some record, as lists of segments
 <app>/ledger/floor                         the number below which records may be gone
 <app>/heartbeat.json                       who seems to be running
+savepoint.json                             what a savepoint is, in the place that it was written to
+
+`KINDS` lists them as patterns. Beside these there are only hidden files, whose names begin with a dot and which
+are never read: a probe whether the place can be written, and files on their way into place.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import quote, unquote
+
+SAVEPOINT = "savepoint.json"
 
 
 def safe(name: str) -> str:
@@ -97,3 +105,48 @@ class Paths:
 
     def spark(self, stream: str, attempt: Attempt, file: str) -> str:
         return f"{self.root}/spark/{safe(stream)}/{attempt}/{file}"
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """One kind of file, what its paths look like, and where the checksum of its bytes is.
+
+    `checksum` is "itself" for small files that carry their own (`millpond.log.checked`), "pointer" for immutable
+    files whose checksum is in the record, manifest or savepoint that names them, and "task" for rows between two
+    stages, whose checksum the driver hands to the tasks that read them.
+    """
+
+    name: str
+    pattern: re.Pattern[str]
+    checksum: Literal["itself", "pointer", "task"]
+    folder: str | None = None  # of files that one batch wrote, below the app's own
+
+
+def _kind(name: str, pattern: str, checksum: Literal["itself", "pointer", "task"], folder: str = "") -> FileKind:
+    return FileKind(name, re.compile(pattern.replace("<attempt>", r"\d{20}-[^/]+")), checksum, folder or None)
+
+
+KINDS = (
+    _kind("record", r"[^/]+/ledger/\d{20}\.json", "itself"),
+    _kind("floor", r"[^/]+/ledger/floor", "itself"),
+    _kind("heartbeat", r"[^/]+/heartbeat\.json", "itself"),
+    _kind("savepoint", re.escape(SAVEPOINT), "itself"),
+    _kind("state segment", r"[^/]+/steps/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "steps"),
+    _kind("output segment", r"[^/]+/outputs/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "outputs"),
+    _kind("position", r"[^/]+/positions/[^/]+/<attempt>\.json", "pointer", "positions"),
+    _kind("spark file", r"[^/]+/spark/[^/]+/<attempt>/.+", "pointer", "spark"),
+    _kind("manifest", r"[^/]+/manifests/<attempt>\.json", "pointer", "manifests"),
+    _kind("exchange file", r"[^/]+/exchange/<attempt>/[^/]+", "task", "exchange"),
+)
+FOLDERS = tuple(kind.folder for kind in KINDS if kind.folder is not None)
+
+
+def kind_of(path: str) -> FileKind | None:
+    """The kind of a file, by its path below `state_dir` or below a savepoint; None for a file of others.
+
+    >>> from millpond.log.paths import Paths, kind_of
+    >>> kind_of(Paths("orders").record(7)).name
+    'record'
+    >>> kind_of("orders/notes.txt")
+    """
+    return next((kind for kind in KINDS if kind.pattern.fullmatch(path)), None)

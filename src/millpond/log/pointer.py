@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 from msgspec import Struct
 
 from millpond.errors import Corrupt
+from millpond.log.checked import checksum as checksum
 from millpond.log.paths import unsafe
 from millpond.storage import Storage
 
@@ -18,10 +17,6 @@ class Pointer(Struct, frozen=True):
     rows: int
     bytes: int
     checksum: str
-
-
-def checksum(data: bytes | memoryview) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
 
 
 def write(storage: Storage, path: str, data: bytes | memoryview, rows: int) -> Pointer:

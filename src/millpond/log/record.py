@@ -16,8 +16,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from millpond.errors import Corrupt, Incompatible
-from millpond.log.pointer import Pointer, checksum
+from millpond.errors import Incompatible
+from millpond.log import checked
+from millpond.log.pointer import Pointer
 
 FORMAT = 1
 
@@ -131,27 +132,19 @@ CARRIED = (
     "manifest",
 )
 
-_HEAD = b'{"checksum":"'
-_BODY = len(_HEAD) + 32 + len(b'",')
-_encoder = msgspec.json.Encoder()
+_CHECKSUM = len(b'{"checksum":"')
 _decoder = msgspec.json.Decoder(Record)
 
 
 def pack(record: Record) -> tuple[Record, bytes]:
     """The record with its checksum, and its bytes."""
-    record = msgspec.structs.replace(record, checksum="")
-    body = _encoder.encode(record)[1:]
-    digest = checksum(body)
-    return msgspec.structs.replace(record, checksum=digest), _HEAD + digest.encode() + b'",' + body
+    data = checked.pack(msgspec.structs.replace(record, checksum=""))
+    return msgspec.structs.replace(record, checksum=data[_CHECKSUM : _CHECKSUM + 32].decode()), data
 
 
 def unpack(data: bytes, where: str) -> Record:
     """The record that these bytes hold, whole and unharmed, or `Corrupt`."""
-    if not data:
-        raise Corrupt(f"{where} is empty, as a power loss leaves a file. {_WAY_OUT}")
-    if data[:_BODY] != _HEAD + checksum(data[_BODY:]).encode() + b'",':
-        raise Corrupt(f"{where} is damaged: its checksum does not fit its bytes. {_WAY_OUT}")
-    found = msgspec.json.decode(data).get("format")
+    found = msgspec.json.decode(checked.unpack(data, where, help=_WAY_OUT)).get("format")
     if found != FORMAT:
         raise Incompatible(
             f"{where} has format {found}, and this version of Millpond reads format {FORMAT}: upgrade Millpond."

@@ -1,0 +1,64 @@
+"""Small files that carry a checksum of themselves.
+
+Such a file is a JSON object whose first field is the checksum of all bytes behind it. Ledger records, the floor, the
+heartbeat and `savepoint.json` are written this way. Larger files carry none: the record or manifest that names them
+does, in a `Pointer`.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from millpond.errors import Corrupt
+from millpond.storage import Storage
+
+_HEAD = b'{"checksum":"'
+_REST = len(_HEAD) + 32 + len(b'",')
+
+
+def checksum(data: bytes | memoryview) -> str:
+    """The checksum of some bytes, as 32 hexadecimal digits."""
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def pack(value: Any) -> bytes:
+    """A struct or a dict as the bytes of a small file; it has at least one field, and none called `checksum`.
+
+    >>> from millpond.log.checked import pack, unpack
+    >>> data = pack({"floor": 7})
+    >>> data
+    b'{"checksum":"356fe1d0f3e6210821c1384de4640e86","floor":7}'
+    >>> unpack(data, "floor")
+    b'{"floor":7}'
+    """
+    rest = msgspec.json.encode(value)[1:]
+    return _HEAD + checksum(rest).encode() + b'",' + rest
+
+
+def unpack(data: bytes, where: str, *, old: bytes | None = None, help: str = "") -> bytes:
+    """The JSON object in a small file, without its checksum; `Corrupt` if any byte of the file has changed.
+
+    `old` is how the file began before it had a checksum: such a file is returned as it is. No flipped bit makes a
+    file of now look like one. `help` says what to do about a damaged file.
+    """
+    if not data:
+        raise Corrupt(f"{where} is empty, as a power loss leaves a file. {help}".strip())
+    if data[:_REST] == _HEAD + checksum(data[_REST:]).encode() + b'",':
+        return b"{" + data[_REST:]
+    if old is not None and data.startswith(old):
+        return data
+    raise Corrupt(f"{where} is damaged: its checksum does not fit its bytes. {help}".strip())
+
+
+def write(storage: Storage, path: str, value: Any) -> None:
+    """Write a small file, in the place of the one that is there."""
+    storage.put(path, pack(value))
+
+
+def read(storage: Storage, path: str, *, old: bytes | None = None, help: str = "") -> bytes | None:
+    """The JSON object in a small file; None if the file is not there, `Corrupt` if it has changed."""
+    data = storage.get(path)
+    return None if data is None else unpack(data, f"{storage.url}: {path}", old=old, help=help)
