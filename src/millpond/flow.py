@@ -120,6 +120,25 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class BoundedSource(Source, Protocol):
+    """A source that can be read up to a position, and no further: what a rebuild needs.
+
+    >>> import millpond as mp
+    >>> source = mp.sources.rows(["a", "b", "c"])
+    >>> [split] = source.plan_to({"0": 0}, {"0": 2}, mp.Limit(rows=100, bytes=1 << 20), now=0.0)
+    >>> split.stop
+    2
+    """
+
+    def plan_to(self, position: Mapping[str, Any], end: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
+        """As `plan`, but not beyond `end`, a position that was reached before; an empty plan once all of that is read.
+
+        Raises `InvalidUse` if the input no longer holds what lies between.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Delivery:
     """The name of one delivery: the same for ever, and no other delivery has it.

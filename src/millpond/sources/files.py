@@ -63,6 +63,26 @@ class FileSource:
             return parquet.plan(files, position, limit, self._footer)
         return text.plan(files, position, limit, self._bytes_per_row, format)
 
+    def plan_to(self, position: Mapping[str, Any], end: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
+        """What to read next of the rows before `end`; nothing when they are read.
+
+        Raises InvalidUse when a file is gone, or holds less than was read of it.
+        """
+        wanted = {place for place, until in end.items() if position.get(place) != until}
+        files = [file for file in self._location.list() if file.place in wanted]
+        gone = sorted(wanted - {file.place for file in files})
+        if gone:
+            raise InvalidUse(
+                f"{self._location.path}: the input no longer reaches back far enough: {len(gone)} of the {len(end)} "
+                f"files that were read are gone, the first of them {gone[0]!r}. Put them back."
+            )
+        if not files:
+            return []
+        format = self._format or format_of(files)
+        if format == "parquet":
+            return parquet.plan(files, position, limit, self._footer, end)
+        return text.plan(files, position, limit, self._bytes_per_row, format, end=end)
+
     def read(self, split: Split) -> Iterator[Chunk]:
         """The rows of the split. Raises InvalidUse when the file is gone, or shorter than the plan saw it."""
         return READERS[split.detail["format"]](split)

@@ -52,6 +52,7 @@ def plan(
     position: Mapping[str, Any],
     limit: Limit,
     footer: Callable[[File], Footer],
+    end: Mapping[str, Any] | None = None,
     *,
     smallest: int = SMALLEST_SPLIT,
     largest: int = LARGEST_SPLIT,
@@ -59,20 +60,21 @@ def plan(
     """The next splits of these files, in their order; at most `limit.rows` rows. Reads footers only.
 
     Splits end at row groups where those are not too large, because a split that begins inside a group
-    has to decode the rows before it as well.
+    has to decode the rows before it as well. With `end` no row after that position is planned.
     """
     rows_left, bytes_left = max(1, limit.rows), max(1, limit.bytes)
     taken: list[tuple[File, int, list[_Piece]]] = []
     for file in files:
         entry = position.get(file.place)
         start = _rows_read(file, entry)
-        if start is None:
+        last = None if end is None else _rows_before(file, end[file.place])
+        if start is None or (last is not None and start >= last):
             continue
         known = footer(file)
-        if start > known.rows:
-            raise shrank(file.path, start, known.rows, "rows")
+        if max(start, last or 0) > known.rows:
+            raise shrank(file.path, max(start, last or 0), known.rows, "rows")
         pieces: list[_Piece] = []
-        for piece in _groups(known, start):
+        for piece in _groups(known, start, last):
             fitting = max(1, int(bytes_left / max(piece.bytes_per_row, 1e-9))) if bytes_left > 0 else 0
             count = min(piece.stop - piece.start, rows_left, fitting)
             if count == 0:
@@ -151,12 +153,13 @@ class _Piece:
         return (self.stop - self.start) * self.bytes_per_row
 
 
-def _groups(footer: Footer, start: int) -> Iterator[_Piece]:
-    """What is unread of each row group."""
+def _groups(footer: Footer, start: int, last: int | None = None) -> Iterator[_Piece]:
+    """What is unread of each row group, up to the row `last`."""
     at = 0
     for rows, size in footer.groups:
-        if rows and at + rows > start:
-            yield _Piece(max(at, start), at + rows, size / rows)
+        stop = at + rows if last is None else min(at + rows, last)
+        if stop > max(at, start):
+            yield _Piece(max(at, start), stop, size / rows)
         at += rows
 
 
@@ -191,6 +194,11 @@ def _rows_read(file: File, entry: Any) -> int | None:
             "The stream was read in another format before: give it a new name, or the old format back."
         )
     return None if entry.get("seen") == file.size else int(entry["rows"])
+
+
+def _rows_before(file: File, entry: Any) -> int:
+    """The number of rows before a position."""
+    return _rows_read(File(file.place, file.path, -1), entry) or 0
 
 
 def _entry(split: Split, rows: int) -> dict[str, int]:

@@ -61,6 +61,18 @@ class RateSource:
             for begin, end in cut(n, stop, smallest=SMALLEST_SPLIT, largest=LARGEST_SPLIT)
         ]
 
+    def plan_to(self, position: Mapping[str, Any], end: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
+        """The rows before `end`, at the pace that `end` tells."""
+        if PLACE not in end:
+            return []
+        n = position[PLACE]["n"] if PLACE in position else 0
+        stop = min(end[PLACE]["n"], n + max(1, limit.rows))
+        detail = {name: end[PLACE][name] for name in ("since", "first", "rate")}
+        return [
+            Split(PLACE, begin, last, weight=16 * (last - begin), detail=detail)
+            for begin, last in cut(n, stop, smallest=SMALLEST_SPLIT, largest=LARGEST_SPLIT)
+        ]
+
     def read(self, split: Split) -> Iterator[Chunk]:
         """The rows of the split, made from their numbers alone."""
         since, first, rate = (split.detail[name] for name in ("since", "first", "rate"))

@@ -42,7 +42,16 @@ class RowSource:
                 f"rows(list): expected the {start} rows that were read before, and the list holds "
                 f"{len(self._rows)}. Give the same rows again, new ones after them, or clear the state."
             )
-        stop = min(len(self._rows), start + max(1, limit.rows))
+        return self._splits(start, len(self._rows), limit)
+
+    def plan_to(self, position: Mapping[str, Any], end: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
+        """The next rows before `end`; nothing when they are read."""
+        self.plan(end, limit, now)  # refuses a list that holds less than was read of it
+        return self._splits(int(position.get(PLACE, 0)), int(end.get(PLACE, 0)), limit)
+
+    def _splits(self, start: int, end: int, limit: Limit) -> Sequence[Split]:
+        assert self._rows is not None
+        stop = min(end, start + max(1, limit.rows))
         smallest = SMALLEST_SPLIT if limit.rows >= EXACT_BELOW else limit.rows
         return [
             Split(PLACE, first, last, weight=last - first, detail={"rows": self._rows[first:last]})

@@ -9,6 +9,7 @@ counts unpacked bytes, and `seen` says that it was read to the end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from millpond.errors import Incompatible
@@ -20,6 +21,18 @@ from millpond.sources.ranges import EXACT_BELOW, LARGEST_SPLIT, SMALLEST_SPLIT, 
 GZIP_RATIO = 8  # what JSON lines unpack to, about; used only to guess
 
 
+def offset_of(file: File, entry: Any) -> int:
+    """The offset in a position of a file."""
+    if entry is None:
+        return 0
+    if not isinstance(entry, Mapping) or "offset" not in entry:
+        raise Incompatible(
+            f"{file.path}: expected a position of a file of lines such as {{'offset': 42}}, got {entry!r}. "
+            "The stream was read in another format before: give it a new name, or the old format back."
+        )
+    return int(entry["offset"])
+
+
 def unread(file: File, entry: Any) -> int | None:
     """The offset to go on at, or None when all complete lines of the file are read.
 
@@ -27,12 +40,7 @@ def unread(file: File, entry: Any) -> int | None:
     """
     if entry is None:
         return 0 if file.size else None
-    if not isinstance(entry, Mapping) or "offset" not in entry:
-        raise Incompatible(
-            f"{file.path}: expected a position of a file of lines such as {{'offset': 42}}, got {entry!r}. "
-            "The stream was read in another format before: give it a new name, or the old format back."
-        )
-    offset, seen = int(entry["offset"]), entry.get("seen")
+    offset, seen = offset_of(file, entry), entry.get("seen")
     floor = (seen or 0) if compressed(file.path) else offset
     if file.size < floor:
         raise shrank(file.path, floor, file.size)
@@ -55,6 +63,7 @@ def plan(
     bytes_per_row: float,
     format: str,
     *,
+    end: Mapping[str, Any] | None = None,
     smallest: int = SMALLEST_SPLIT,
     largest: int = LARGEST_SPLIT,
 ) -> list[Split]:
@@ -62,22 +71,30 @@ def plan(
 
     JSON lines are cut into ranges for tasks to share; CSV and gzip files stay whole. A file is begun only
     when the ones before it are planned to their ends, so that batches of any size read the rows in the
-    same order. A limit below EXACT_BELOW rows makes one split that counts rows.
+    same order. A limit below EXACT_BELOW rows makes one split that counts rows. With `end` no line after that position
+    is planned.
     """
     exact = limit.rows < EXACT_BELOW
     room = max(1, limit.bytes if exact else min(limit.bytes, int(limit.rows * bytes_per_row)))
     taken: list[tuple[File, int, int | None]] = []
     for file in files:
-        start = unread(file, position.get(file.place))
-        if start is None:
+        last = None if end is None else offset_of(file, end[file.place])
+        start = unread(file, position.get(file.place)) if last is None else offset_of(file, position.get(file.place))
+        if start is None or (last is not None and start >= last):
             continue
+        if last is not None and not compressed(file.path):
+            if file.size < last:
+                raise shrank(file.path, last, file.size)
+            file = replace(file, size=last)  # the first bytes of a file that has grown are a file, too
         if exact:
             stop = start + room if compressed(file.path) else min(file.size, start + room)
+            stop = stop if last is None else min(stop, last)
             weight = max(1, min(stop - start, int(limit.rows * bytes_per_row)))
             return [_split(file, format, start, stop, start, weight, rows=limit.rows)]
         if compressed(file.path):
             guess = file.size * GZIP_RATIO
-            taken.append((file, start, None if guess <= room else start + room))
+            until = None if guess <= room else start + room
+            taken.append((file, start, until if last is None else min(last, until or last)))
             room -= guess
         else:
             taken.append((file, start, min(file.size, start + room)))
@@ -92,8 +109,8 @@ def plan(
             splits.append(_split(file, format, start, until, start, _weight(file, start, until)))
             continue
         pieces = share(until - start, total)
-        for begin, end in cut(start, until, pieces=pieces, smallest=smallest, largest=largest):
-            splits.append(_split(file, format, begin, end, start, end - begin))
+        for begin, stop in cut(start, until, pieces=pieces, smallest=smallest, largest=largest):
+            splits.append(_split(file, format, begin, stop, start, stop - begin))
     return splits
 
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.clock import ManualClock
-from millpond.flow import Chunk, JsonLines, Limit, Source, Split
+from millpond.flow import BoundedSource, Chunk, JsonLines, Limit, Source, Split
 
 LIMITS = [1, 2, 7, 1_000, 10**6]
 MANY_BATCHES = 10_000
@@ -261,6 +261,56 @@ class SourceSuite:
             later = list(batches(source, limit, clock.now(), last.position))
             assert [row for batch in later for row in batch.rows] == more
             last = later[-1]
+
+    @pytest.mark.parametrize("limit", [1, 7, 10**6])
+    def test_it_is_read_again_to_the_bounds_of_every_batch_and_no_further(
+        self,
+        make_source: Callable[[Rows], Source],
+        reopen: Callable[[Source], Source],
+        add_rows: Callable[[Rows], object] | None,
+        clock: ManualClock,
+        limit: int,
+    ) -> None:
+        source = make_source(self.some_rows(0, 20))
+        if not isinstance(source, BoundedSource):
+            pytest.skip("this source has no plan_to")
+        done = list(batches(source, limit, clock.now()))
+        if add_rows is not None:
+            add_rows(self.some_rows(20, 5))
+        again, most = reopen(source), Limit(rows=10**6, bytes=1 << 30)
+        assert isinstance(again, BoundedSource)
+        position: dict[str, Any] = {}
+        for batch in done:
+            at, found = dict(position), []
+            for split in again.plan_to(position, batch.position, most, clock.now()):
+                for chunk in again.read(split):
+                    found += rows_of(chunk)
+                    at[split.place] = chunk.position
+            assert found == batch.rows
+            assert not again.plan_to(at, batch.position, most, clock.now())
+            position = batch.position
+
+    def test_it_is_read_again_in_batches_of_any_size(
+        self, make_source: Callable[[Rows], Source], add_rows: Callable[[Rows], object] | None, clock: ManualClock
+    ) -> None:
+        rows = self.some_rows(0, 20)
+        source = make_source(rows)
+        if not isinstance(source, BoundedSource):
+            pytest.skip("this source has no plan_to")
+        *_, last = batches(source, 7, clock.now())
+        if add_rows is not None:
+            add_rows(self.some_rows(20, 5))
+        at: dict[str, Any] = {}
+        found: Rows = []
+        for _ in range(MANY_BATCHES):
+            splits = source.plan_to(at, last.position, Limit(rows=3, bytes=1 << 30), clock.now())
+            if not splits:
+                break
+            for split in splits:
+                for chunk in source.read(split):
+                    found += rows_of(chunk)
+                    at[split.place] = chunk.position
+        assert found == rows
 
     def test_a_row_can_be_found_again(self, make_source: Callable[[Rows], Source], clock: ManualClock) -> None:
         source = make_source(self.some_rows(0, 3))
