@@ -9,9 +9,15 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Processing time, in seconds since the epoch, and a way to wait for it to pass."""
+    """The time of day, a clock that never goes back, and a way to wait.
+
+    `now` is in seconds since the epoch and may jump either way when somebody sets the machine's clock. How long
+    something takes, and how long to wait, is measured with `monotonic`.
+    """
 
     def now(self) -> float: ...
+
+    def monotonic(self) -> float: ...
 
     def sleep(self, seconds: float) -> None: ...
 
@@ -22,6 +28,9 @@ class SystemClock:
     def now(self) -> float:
         return time.time()
 
+    def monotonic(self) -> float:
+        return time.monotonic()
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
@@ -31,14 +40,24 @@ class ManualClock:
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start
+        self._passed = 0.0
 
     def now(self) -> float:
         return self._now
 
+    def monotonic(self) -> float:
+        return self._passed
+
     def sleep(self, seconds: float) -> None:
-        self._now += seconds
+        self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._now += seconds
+        self._passed += seconds
+
+    def step(self, seconds: float) -> None:
+        """Set the time of day forward or back, as an administrator or NTP does; no time passes."""
         self._now += seconds
 
 

@@ -291,10 +291,9 @@ def test_what_is_older_than_a_duration_goes_and_the_rest_stays(place: Path) -> N
     caretaker = Caretaker(storage, "shop", clock)
     caretaker.compact(mp.App("x", keep="1d").keep)
     assert kept(app).floor() == 0
-    clock.advance(3600)
-    caretaker.compact(mp.App("x", keep="30m").keep)
-    clock.advance(3600)
-    caretaker.compact(mp.App("x", keep="30m").keep)
+    for _ in range(20):  # one long pause alone makes nothing old: the clock may have been set
+        clock.advance(600)
+        caretaker.compact(mp.App("x", keep="30m").keep)
     assert kept(app).floor() > 6
     assert totals(app) == then and app.verify().ok
 

@@ -70,7 +70,7 @@ def _batches(driver: Driver, heart: Heartbeat, settings: Settings, stop: threadi
     limit = Limit(settings.max_rows, settings.max_bytes)
     while not stop.is_set():
         heart.beat(driver.last.number)
-        began = clock.now()
+        began = clock.monotonic()
         worked = driver.batch(limit)
         if not worked:  # a batch would have noticed
             driver.runtime.check()
@@ -80,4 +80,4 @@ def _batches(driver: Driver, heart: Heartbeat, settings: Settings, stop: threadi
                     driver.batch(limit, final=True)
                 break
         elif sum(driver.last.rows.values()) * 2 < limit.rows or not worked:
-            stop.wait(max(0.0, began + settings.every - clock.now()))
+            stop.wait(max(0.0, began + settings.every - clock.monotonic()))

@@ -18,6 +18,8 @@ from millpond.log.record import Record
 from millpond.storage import Storage
 from millpond.timing import seconds
 
+JUMPS = 4  # times the clock must have jumped ahead before what is kept by age can be too little
+
 KINDS = ("steps", "outputs", "positions", "spark", "manifests", "exchange")
 
 
@@ -85,12 +87,34 @@ def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
             number = record.number
             break
     wanted = ledger.read(number)
+    if not keep.seconds or wanted is None:
+        return wanted
+    longest = keep.seconds / JUMPS
+    age = _passed(ledger, wanted, newest, longest)
     step = 1  # a few records more than asked for may stay, but not all need be read
-    while keep.seconds and wanted is not None and wanted.number > first:
-        if wanted.time < newest.time - keep.seconds:
-            break
-        wanted, step = ledger.read(max(first, wanted.number - step)), min(2 * step, 50)
+    while wanted.number > first and age <= keep.seconds:
+        older = ledger.read(max(first, wanted.number - step))
+        if older is None:
+            return None
+        age += _passed(ledger, older, wanted, longest)
+        wanted, step = older, min(2 * step, 50)
     return wanted
+
+
+def _passed(ledger: Ledger, older: Record, newer: Record, longest: float) -> float:
+    """Seconds from one record to a later one, by the times in them, as far as these can be trusted.
+
+    The clock of a machine may be set years ahead and back again. So no two neighbours are taken to be more than
+    `longest` apart, nor less than nothing: a single wrong time makes no record old. After a real pause that long
+    more is kept than was asked for.
+    """
+    passed = newer.time - older.time
+    if passed <= longest or newer.number - older.number <= 1:
+        return min(max(passed, 0.0), longest)
+    middle = ledger.read((older.number + newer.number) // 2)
+    if middle is None:
+        return longest
+    return _passed(ledger, older, middle, longest) + _passed(ledger, middle, newer, longest)
 
 
 def _runs(storage: Storage, path: str) -> set[str]:
