@@ -297,6 +297,7 @@ class App(Life):
                         home=self.local_dir,
                         hook=hook,
                         stop=self._stop,
+                        every=settings.every,
                         keep=self.keep,
                         compact_every=self.compact_every,
                         progress=progress,

@@ -15,6 +15,7 @@ from small_drivers import Lanes
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.run.ahead import Ahead
+from millpond.run.batch import Plan
 from millpond.run.commit import STEPS, Driver
 from millpond.run.context import Stage
 from millpond.run.runtime import JobLost
@@ -196,7 +197,7 @@ def test_what_was_read_for_another_place_is_thrown_away():
     for batch, positions in ((8, {"rows": {"0": 4}}), (7, {"rows": {"0": 2}})):
         ahead = Ahead(app_over({}, {}, []).program(), None)  # type: ignore[arg-type]
         reading = Reading()
-        ahead._plan, ahead._for, ahead._reading = ["planned"], (7, {"rows": {"0": 4}}), reading  # type: ignore[list-item]
+        ahead._plan, ahead._for = Plan(0.0, [], [], reading=reading), (7, {"rows": {"0": 4}})
         assert ahead.take(batch, positions) is None
         assert reading.dropped
         assert ahead.take(7, {"rows": {"0": 4}}) is None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from millpond.flow import Source
 from millpond.pipeline.graph import Judge, Program, Read
 from millpond.run.batch import Plan, Positions
-from millpond.run.context import Context, Header, Planned, Progress
+from millpond.run.context import Context, Header, Progress
 from millpond.run.plan import grouped
 from millpond.run.runtime import Reading, Runtime
 
@@ -26,9 +26,8 @@ class Ahead:
 
     program: Program
     runtime: Runtime
-    _plan: list[Planned] | None = None
+    _plan: Plan | None = None  # with its reading
     _for: tuple[int, Positions] | None = None  # the batch, and where every stream stands as it begins
-    _reading: Reading | None = None
     _behind: bool = False
 
     def __post_init__(self) -> None:
@@ -40,17 +39,14 @@ class Ahead:
         """Whether the last batch had as much to read as it could take."""
         self._behind = behind
 
-    def take(self, batch: int, positions: Positions) -> tuple[list[Planned], Reading] | None:
-        """What was read for a batch that begins where these positions are."""
-        if self._reading is None:
+    def take(self, batch: int, positions: Positions) -> Plan | None:
+        """The plan of a batch that begins where these positions are, if it was read ahead."""
+        plan = self._plan
+        if self._for != (batch, positions):
+            self.drop()
             return None
-        fits = self._for == (batch, positions)
-        planned, reading = self._plan, self._reading
-        self._plan = self._for = self._reading = None
-        if fits and planned:
-            return planned, reading
-        reading.drop()
-        return None
+        self._plan = self._for = None
+        return plan
 
     def read(self, plan: Plan, context: Context) -> Reading | None:
         """The rows of a batch that is about to begin, read on their own, so that the one after it can be planned."""
@@ -64,7 +60,7 @@ class Ahead:
         context: Context,
         reading: Reading,
         positions: Positions,
-        next_plan: Callable[[Positions], list[Planned]],
+        next_plan: Callable[[Positions], Plan],
     ) -> None:
         """Read the batch after the one that is about to meet its state."""
         self.drop()
@@ -74,18 +70,20 @@ class Ahead:
         if progress is None:
             return
         after = moved_by(positions, progress)
-        planned = next_plan(after)
-        if not planned:
+        following = next_plan(after)
+        if not following.planned:
             return
-        following = replace(context, batch=context.batch + 1, base=context.base + 1, ahead=True)
-        self._plan, self._for = planned, (following.batch, after)
-        self._reading = self.runtime.read(self.program, following, grouped(planned, self.runtime.slots), later=True)
+        context = replace(context, batch=context.batch + 1, base=context.base + 1, ahead=True)
+        tasks = grouped(following.planned, self.runtime.slots)
+        following.reading = self.runtime.read(self.program, context, tasks, later=True)
+        if following.reading is not None:
+            self._plan, self._for = following, (context.batch, after)
 
     def drop(self) -> None:
         """Give up what was read."""
-        if self._reading is not None:
-            self._reading.drop()
-        self._plan = self._for = self._reading = None
+        if self._plan is not None and self._plan.reading is not None:
+            self._plan.reading.drop()
+        self._plan = self._for = None
 
     def _is_possible(self, plan: Plan, context: Context) -> bool:
         """Whether the tasks that read the next batch know already what they need to know."""

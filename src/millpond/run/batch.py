@@ -9,7 +9,7 @@ import msgspec
 
 from millpond.clock import new_id
 from millpond.errors import MillpondError
-from millpond.flow import Limit, Source, Split
+from millpond.flow import Limit, Source
 from millpond.log import pointer
 from millpond.log.pointer import Pointer
 from millpond.log.record import Position, Record, SparkBatch, StreamTime
@@ -19,6 +19,8 @@ from millpond.run.runtime import Offer, Reading, Runtime
 from millpond.storage import Storage
 
 MOST_ENTRIES = 500  # of a position in a record; more of them go to a file
+
+NO_PARTITION = ""  # the one partition of a streaming DataFrame
 
 Positions = dict[str, dict[str, Any]]
 
@@ -34,6 +36,8 @@ class Plan:
     moment: Moment = field(default_factory=Moment)
     only: frozenset[str] | None = None  # the streams that are read; nothing means all
     reading: Reading | None = None  # of all that is planned, if it was read ahead
+    asked: float = 0.0  # when the sources were asked, on the monotonic clock
+    unsure: frozenset[str] = frozenset()  # streams that may have rows which are not in the plan
 
     @property
     def coming(self) -> dict[str, set[str]]:
@@ -42,7 +46,7 @@ class Plan:
         for item in self.planned:
             found.setdefault(item.stream, set()).add(item.split.partition)
         for offer in self.offers:
-            found.setdefault(offer.stream, set()).add(Split("", None, None).partition)
+            found.setdefault(offer.stream, set()).add(NO_PARTITION)
         return found
 
 
@@ -68,7 +72,7 @@ def plan_streams(
         for split in source.plan(positions.get(name, {}), limit, now):
             planned.append(Planned(len(planned), name, split))
     if again is not None:
-        return Plan(now, planned, again.offers, moment=again.moment, only=only)
+        return Plan(now, planned, again.offers, moment=again.moment, only=only, asked=again.asked)
     offers: list[Offer] = []
     known: list[Offer] = []
     if len(ours) < len(own):
@@ -77,7 +81,10 @@ def plan_streams(
                 continue
             held = last.spark.get(offer.stream)
             (known if held is not None and held.batch >= offer.batch else offers).append(offer)
-    return Plan(now, planned, offers, known, only=only)
+    # A streaming DataFrame that has not looked for rows since its last batch may have some.
+    frames = {name for name, op in own.items() if name not in ours and op.idle_after is not None}
+    unsure = frozenset(name for name in frames if not runtime.is_waiting(name))
+    return Plan(now, planned, offers, known, only=only, unsure=unsure)
 
 
 @dataclass

@@ -14,6 +14,7 @@ one that claims the next number, delivers what is open, and plans on from the ne
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +38,7 @@ from millpond.run.batch import (
     spark_batches,
 )
 from millpond.run.compaction import EVERY, Compactor
-from millpond.run.context import Moment, Planned, TooSoon
+from millpond.run.context import Moment, TooSoon
 from millpond.run.delivery import Courier
 from millpond.run.first import First
 from millpond.run.maintenance import Progress
@@ -78,6 +79,7 @@ class Driver:
         threaded: bool = True,
         stop: threading.Event | None = None,
         bounded: bool = True,
+        every: float = math.inf,
         keep: Keep | None = None,
         compact_every: int = EVERY,
         progress: Progress | None = None,
@@ -88,8 +90,8 @@ class Driver:
         self._adapt(partitions, progress)
         self.positions = positions_of(storage, self.last)
         self._most = self._limit = Limit(1 << 60, 1 << 60)  # what a batch may read, and what the last one was allowed
-        self._quiet, self._bounded = Quiet(), bounded
-        self._first, self._ahead = First(program, clock.now()), Ahead(program, runtime)
+        self._quiet, self._bounded = Quiet(2 * every), bounded
+        self._first, self._ahead = First(program, clock.monotonic()), Ahead(program, runtime)
         self.compactor = Compactor(
             program.app,
             self.owner.id,
@@ -150,7 +152,7 @@ class Driver:
         self._first.read(sum(computed.rows.values()), self._limit)
         self._ahead.note(computed.fills(self._limit))
         if computed.empty and not plan.offers:  # an offer is taken even if there is no row in it
-            return self.batch(limit, final=final) if self._first.over(plan.only, self.runtime, plan.now) else False
+            return self.batch(limit, final=final) if self._first.over(plan.only, self.runtime, plan.asked) else False
         record = self._commit(plan, computed)
         self._deliver(record)
         self._acknowledge(plan)
@@ -164,7 +166,7 @@ class Driver:
     def _plan(self, limit: Limit, final: bool) -> Plan | None:
         self._at("plan", "before")
         plan = self._planned(limit)
-        while not plan.planned and not plan.offers and self._first.over(plan.only, self.runtime, plan.now):
+        while not plan.planned and not plan.offers and self._first.over(plan.only, self.runtime, plan.asked):
             plan = self._planned(limit)
         plan.moment = self._moment(plan, final)
         self._at("plan", "during")
@@ -175,17 +177,24 @@ class Driver:
         return plan if plan.planned or plan.offers or due else None
 
     def _planned(self, limit: Limit) -> Plan:
-        now = self.clock.now()
-        only = self._first.streams(now)
+        now, asked = self.clock.now(), self.clock.monotonic()
+        only = self._first.streams(asked)
         read = self._ahead.take(self.last.number + 1, self.positions)
         if read is not None:
-            return Plan(now, read[0], [], reading=read[1])
-        return plan_streams(self.program, self.positions, limit, now, self.runtime, self.last, only=only)
+            return replace(read, now=now)
+        plan = plan_streams(self.program, self.positions, limit, now, self.runtime, self.last, only=only)
+        return replace(plan, asked=asked)
 
     def _moment(self, plan: Plan, final: bool) -> Moment:
         """Where event time stands: what the record says, moved by the clock where nothing comes any more."""
         moment = self._quiet.moment(
-            self.program, self.last.watermarks, plan.coming, plan.now, final=final, only=plan.only
+            self.program,
+            self.last.watermarks,
+            plan.coming,
+            plan.asked,
+            final=final,
+            only=plan.only,
+            unsure=plan.unsure,
         )
         bound = round(plan.now * 1_000_000) if self._bounded else None
         return replace(moment, reached=self.last.reached, bound=bound)
@@ -249,9 +258,9 @@ class Driver:
         computed.raise_failure()
         return computed
 
-    def _planned_next(self, positions: Positions) -> list[Planned]:
-        limit, now = self._next_limit(self._most), self.clock.now()
-        return plan_streams(self.program, positions, limit, now, self.runtime, self.last).planned
+    def _planned_next(self, positions: Positions) -> Plan:
+        limit, now, asked = self._next_limit(self._most), self.clock.now(), self.clock.monotonic()
+        return replace(plan_streams(self.program, positions, limit, now, self.runtime, self.last), asked=asked)
 
     def _commit(self, plan: Plan, computed: Computed) -> Record:
         self._at("commit", "before")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -151,56 +152,80 @@ def is_due(
 
 @dataclass
 class Quiet:
-    """Remembers since when nothing has come of a source's partitions. Time in which nobody looked does not count."""
+    """Counts for how long nothing has come from each source partition.
 
-    since: dict[tuple[str, str], float] = field(default_factory=dict)
+    Quiet time is the time between two plans that both found nothing for a partition, and one such pair adds at most
+    `longest` seconds. Time in which the app did not plan (a long batch, a retry, a full delivery queue, a stopped
+    process, down-time) is therefore never counted as quiet.
+    """
+
+    longest: float = math.inf
+    _seconds: dict[tuple[str, str], float] = field(default_factory=dict)  # counted so far, per clock and partition
+    _empty: frozenset[tuple[str, str]] = frozenset()  # what the last plan found nothing for
+    _planned: float | None = None  # when the sources were asked for the last plan
 
     def moment(
         self,
         program: Program,
         times: Mapping[str, StreamTime],
         coming: Mapping[str, set[str]],
-        now: float,
+        planned: float,
         *,
         final: bool = False,
         only: frozenset[str] | None = None,
+        unsure: frozenset[str] = frozenset(),
     ) -> Moment:
-        """Event time as a batch begins; `coming` are the partitions of which it will read something.
+        """Event time as a batch begins.
 
-        `only` are the streams that are looked at, where not all are: nobody knows whether the others are quiet.
+        `coming` are the partitions that the batch reads from, and `planned` is when the sources were asked, on the
+        monotonic clock. `only` are the streams that were asked, if not all were. Of the streams in `unsure` a
+        partition that is not in `coming` may have rows all the same.
         """
         found = dict(times)
         idle: dict[str, frozenset[str]] = {}
         asleep: set[str] = set()
+        empty: set[tuple[str, str]] = set()
+        passed = 0.0 if self._planned is None else min(max(0.0, planned - self._planned), self.longest)
         for name, read in program.clocks.values():
             if read.idle_after is None:
                 continue
-            if only is not None and read.stream not in only:
-                self.since = {of: since for of, since in self.since.items() if of[0] != name}
-                continue
             held = found.get(name, StreamTime())
             partitions = set(held.newest) or {WHOLE}
-            quiet = {p: now - self.since.setdefault((name, p), now) - read.idle_after for p in partitions}
+            if only is not None and read.stream not in only:
+                for p in partitions:
+                    self._seconds.pop((name, p), None)
+                continue
+            here = {clock_partition(name, read, p) for p in coming.get(read.stream, ())}
+            here |= {WHOLE} if here else set()
+            for p in partitions - here:
+                if read.stream not in unsure:
+                    empty.add((name, p))
+                    if (name, p) in self._empty:
+                        self._seconds[name, p] = self._seconds.get((name, p), 0.0) + passed
+            quiet = {p: self._seconds.get((name, p), 0.0) - read.idle_after for p in partitions}
             gone = frozenset(p for p in partitions if quiet[p] >= 0)
-            if gone == partitions and held.newest and held.unit is not None:
-                # Nothing comes at all: time goes on at the pace of the clock, a unit of the user's being a second.
-                pace = min(quiet.values()) * (1_000_000 if held.unit == "instant" else 1)
-                at = max(held.newest.values()) - span(read.disorder, held.unit, "disorder") + int(pace)
-                at = at if held.watermark is None else max(at, held.watermark)
-                found[name] = StreamTime(held.unit, at, held.newest)
-            elif gone and held.newest and held.unit is not None:
-                at = min(time for p, time in held.newest.items() if p not in gone)
+            if gone and held.newest and held.unit is not None:
+                if gone == partitions:
+                    # Nothing comes at all: time goes on at the pace of the clock, a unit of the user's being a second.
+                    pace = min(quiet.values()) * (1_000_000 if held.unit == "instant" else 1)
+                    at = max(held.newest.values()) + int(pace)
+                else:
+                    at = min(time for p, time in held.newest.items() if p not in gone)
                 at -= span(read.disorder, held.unit, "disorder")
                 at = at if held.watermark is None else max(at, held.watermark)
                 found[name] = StreamTime(held.unit, at, held.newest)
-            here = coming.get(read.stream, set())
-            for p in partitions | here:
-                if p in here or (here and p == WHOLE):
-                    self.since[name, p] = now
+            for p in partitions & here:
+                self._seconds.pop((name, p), None)
             idle[name] = gone - here
             if gone == partitions and not here:
                 asleep.add(name)
+        self._empty, self._planned = frozenset(empty), planned
         return Moment(found, idle, frozenset(asleep), final=final)
+
+
+def clock_partition(name: str, read: Read, partition: str) -> str:
+    """What a partition of a source is called in the time of that name; `with_time` sets a time of its own."""
+    return partition if name == read.stream else f"{read.stream}:{partition}"
 
 
 def at_end(mark: Mark, final: bool) -> int | None:

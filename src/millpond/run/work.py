@@ -23,7 +23,7 @@ from millpond.run.keying import Failed, keyed
 from millpond.run.leaving import Leaving
 from millpond.run.readable import readable
 from millpond.run.timestamps import Reader as TimeReader
-from millpond.run.watermarks import Mark, at_end, incoming, marks
+from millpond.run.watermarks import Mark, at_end, clock_partition, incoming, marks
 from millpond.steps.base import Running, Turn
 from millpond.steps.failure import BadInput, Failures, OnError, is_needed_again, own_copy
 from millpond.steps.table import Reader
@@ -171,7 +171,7 @@ class Work:
         if times:
             kept.times = Times([ticks(time) for time in times], unit_of(times[0]))
             if clock is not None:
-                self._saw(clock[0], f"{clock[1].stream}:{self.partition}", kept.times)
+                self._saw(clock[0], clock_partition(*clock, self.partition), kept.times)
         return kept
 
     def _saw(self, clock: str, partition: str, times: Times) -> None:
