@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass
 from datetime import timedelta
 from typing import Any, Literal, Unpack
@@ -237,6 +237,8 @@ class App(Life):
         restarts: int = 0,
         close_at_end: bool = False,
         progress: Progress | None = None,
+        take_back: Sequence[str] = (),
+        accept: Sequence[str] = (),
     ) -> None:
         """Run on Spark until stopped, or until every source is read with `until="caught-up"`.
 
@@ -246,6 +248,10 @@ class App(Life):
         Windows and timers that are open when every source is read stay so, for the next run, unless
         `close_at_end` is said. State that must be moved, renamed or migrated before the first batch is, and
         `progress` is called meanwhile with how many partitions are done, and how many there are.
+
+        A target that has taken deliveries which the ledger does not contain, because an older copy of `state_dir` was
+        put back, ends the run before it changes anything. `take_back` names the sinks whose targets are to give those
+        deliveries up, `accept` those whose targets are to be left as they are.
 
         >>> import millpond as mp
         >>> app = mp.App("orders")
@@ -265,10 +271,19 @@ class App(Life):
             raise InvalidUse('run(close_at_end): an input that has an end is read with until="caught-up"')
         pace = seconds(every, "run(every)")
         settings = Settings(until, pace, max_rows, restarts=restarts, close_at_end=close_at_end, **own)
-        self.run_with(settings, spark, progress=progress)
+        for what, names in (("take_back", take_back), ("accept", accept)):
+            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+                raise InvalidUse(f"run({what}): expected a list of names of sinks, got {names!r}")
+        self.run_with(settings, spark, progress=progress, take_back=take_back, accept=accept)
 
     def run_with(
-        self, settings: Settings, spark: Any = None, hook: Hook | None = None, progress: Progress | None = None
+        self,
+        settings: Settings,
+        spark: Any = None,
+        hook: Hook | None = None,
+        progress: Progress | None = None,
+        take_back: Sequence[str] = (),
+        accept: Sequence[str] = (),
     ) -> None:
         """Run with settings, and a hook that is called at every crash point of the commit protocol.
 
@@ -301,6 +316,8 @@ class App(Life):
                         keep=self.keep,
                         compact_every=self.compact_every,
                         progress=progress,
+                        take_back=take_back,
+                        accept=accept,
                     )
                     try:
                         runtime.resume(driver, caught_up=settings.until == "caught-up")

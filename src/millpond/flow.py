@@ -143,9 +143,12 @@ class BoundedSource(Source, Protocol):
 class Delivery:
     """The name of one delivery: the same for ever, and no other delivery has it.
 
+    `attempt` is the attempt id of the commit record whose outputs are delivered. A batch number can come twice, after
+    an older copy of `state_dir` was put back; a record's attempt id cannot. It is empty for records of format 1.
+
     >>> from millpond.flow import Delivery
-    >>> Delivery("orders", "5e1f", "totals", 42, 3).id
-    'orders/5e1f/totals/42/3'
+    >>> Delivery("orders", "5e1f", "totals", 42, 3, "a7c0").id
+    'orders/5e1f/totals/42/3/a7c0'
     """
 
     app: str
@@ -153,16 +156,39 @@ class Delivery:
     sink: str
     batch: int
     partition: int
+    attempt: str = ""
 
     @property
     def id(self) -> str:
         """All of it in one text.
 
         >>> import millpond as mp
-        >>> mp.Delivery("orders", "5e1f", "totals", 42, 3).id
-        'orders/5e1f/totals/42/3'
+        >>> mp.Delivery("orders", "5e1f", "totals", 42, 3, "a7c0").id
+        'orders/5e1f/totals/42/3/a7c0'
         """
-        return f"{self.app}/{self.incarnation}/{self.sink}/{self.batch}/{self.partition}"
+        text = f"{self.app}/{self.incarnation}/{self.sink}/{self.batch}/{self.partition}"
+        return f"{text}/{self.attempt}" if self.attempt else text
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a target knows of the driver that delivers to it, for one app, incarnation and sink.
+
+    `claim` and `claim_attempt` name the driver's claim in the ledger, `batch` and `attempt` the newest record that
+    the driver has begun to deliver, or the claim itself before the first delivery.
+
+    >>> from millpond.flow import Registration
+    >>> Registration("orders", "5e1f", "totals", 40, "c1a1", 42, "a7c0").batch
+    42
+    """
+
+    app: str
+    incarnation: str
+    sink: str
+    claim: int
+    claim_attempt: str
+    batch: int
+    attempt: str
 
 
 @runtime_checkable
@@ -183,9 +209,9 @@ class Sink(Protocol):
     ...     def deliver(self, rows, delivery):
     ...         self.held[delivery.id] = rows
     >>> sink = Latest()
-    >>> sink.deliver([1, 2], mp.Delivery("orders", "5e1f", "totals", 42, 0))
+    >>> sink.deliver([1, 2], mp.Delivery("orders", "5e1f", "totals", 42, 0, "a7c0"))
     >>> sink.where, sink.held
-    ('driver', {'orders/5e1f/totals/42/0': [1, 2]})
+    ('driver', {'orders/5e1f/totals/42/0/a7c0': [1, 2]})
     """
 
     @property
@@ -195,4 +221,69 @@ class Sink(Protocol):
 
     def deliver(self, rows: list[Any], delivery: Delivery) -> None:
         """Take the outputs of one partition and batch, so that a second call with them counts for nothing."""
+        ...
+
+
+@runtime_checkable
+class RollbackSink(Protocol):
+    """A sink that can take deliveries back. Optional: a sink without it keeps what it holds when the app is rolled
+    back.
+
+    >>> from millpond.flow import RollbackSink
+    >>> import millpond as mp
+    >>> isinstance(mp.sinks.files("out"), RollbackSink), isinstance(mp.sinks.console(), RollbackSink)
+    (True, False)
+    """
+
+    def rollback(self, deliveries: Sequence[Delivery], rows: Callable[[Delivery], list[Any]]) -> None:
+        """Make these deliveries void for ever, whether they have arrived or not, and change nothing else.
+
+        Called on the driver, or in the process that runs an administrative command, after the rollback is committed
+        and before anything newer is delivered. It may be called again with the same deliveries, also much later, by a
+        process that was paused: so it must not look for "everything after a batch". A `deliver` of one of them that
+        comes afterwards, from a driver that was paused, must add no row. `rows(delivery)` reads what was delivered
+        from the log; it is empty if the log no longer has it.
+        """
+        ...
+
+
+@runtime_checkable
+class RegisteredSink(Protocol):
+    """A sink whose target remembers who delivers to it. Optional: it lets a driver notice a target that is ahead of its
+    ledger (an older copy of `state_dir` was put back, or runs beside the original) or behind it (files were lost).
+
+    All methods are called on the driver.
+
+    >>> from millpond.flow import RegisteredSink
+    >>> import millpond as mp
+    >>> isinstance(mp.sinks.files("out"), RegisteredSink), isinstance(mp.sinks.console(), RegisteredSink)
+    (True, False)
+    """
+
+    @property
+    def target(self) -> str:
+        """The place that is delivered to, as a text that stays the same from run to run."""
+        ...
+
+    def registration(self, app: str, incarnation: str, sink: str) -> Registration | None:
+        """What the target knows; None if it knows nothing of this app's incarnation and sink.
+
+        Called when a driver starts, before it claims the app, and before each delivery."""
+        ...
+
+    def register(self, registration: Registration) -> None:
+        """Replace what the target knows, durably. Called after a claim, and before the outputs of each batch."""
+        ...
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether the delivery has arrived and is still there. Called when a driver starts, for the newest
+        deliveries."""
+        ...
+
+    def take_back(self, registration: Registration, known: Callable[[int, str], bool]) -> Callable[[], list[str]]:
+        """Find the deliveries of this incarnation and sink that the ledger does not contain, for
+        `run(take_back=[...])`.
+
+        `known(batch, attempt)` says whether it does. Return a function that makes what was found void and returns
+        their names. The driver calls that one once it has made sure that it still owns the app."""
         ...

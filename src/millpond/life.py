@@ -15,7 +15,7 @@ from millpond.pipeline import graph as g
 from millpond.run.heartbeat import seems_running
 from millpond.run.rebuild import Difference, differences, reach, shadow_name, switched
 from millpond.run.retention import Keep
-from millpond.run.undoing import staying, taken_back
+from millpond.run.undoing import Ranges, staying, void_deliveries
 from millpond.sinks.discard import DiscardSink
 from millpond.storage import Storage
 from millpond.upkeep import Upkeep
@@ -62,9 +62,10 @@ class Life(Upkeep):
 
     def _sinks_back(self, batch: int, dry_run: bool) -> str:
         program = self.program()
-        newest = None if dry_run else Ledger(self.storage, self.name, self._clock).newest()
+        ledger = Ledger(self.storage, self.name, self._clock)
+        newest = None if dry_run else ledger.newest()
         if newest is not None:
-            taken_back(program, newest)
+            void_deliveries(program, ledger, self.name, newest.void_ranges)
         stay = staying(program)
         return f"{', '.join(stay)} keep what they hold" if stay else "every sink goes back too"
 
@@ -162,6 +163,8 @@ class Life(Upkeep):
             deliveries=dict.fromkeys(last.deliveries, number),
         )
         ledger.append(cleared, last)
+        # A driver that is paused before its delivery must not deliver after this.
+        void_deliveries(self.program(), ledger, self.name, _undelivered(ledger, last))
         forget_replicas(self.name, last.incarnation, self.local_dir)
         forget_files(self.storage, self.name, before=number)
 
@@ -173,14 +176,19 @@ class Life(Upkeep):
         """
         last = self._stopped("drop_outputs")
         if last is not None and sink in last.deliveries:
+            ledger = Ledger(self.storage, self.name, self._clock)
+            dropped = {sink: _undelivered(ledger, last)[sink]}
             record = last.followed_by(
                 "release",
                 driver=new_id(),
                 attempt=new_id(),
                 time=self._clock.now(),
                 deliveries={**last.deliveries, sink: last.number},
+                undo={},
+                void={**last.void_ranges, sink: [*last.void_ranges.get(sink, []), *dropped[sink]]},
             )
-            Ledger(self.storage, self.name, self._clock).append(record, last)
+            ledger.append(record, last)
+            void_deliveries(self.program(), ledger, self.name, dropped)
 
     def _stopped(self, what: str) -> Record | None:
         beat = seems_running(self.storage, self.name, self._clock)
@@ -188,3 +196,9 @@ class Life(Upkeep):
             who = "in this process" if beat is None else f"on {beat.host}, process {beat.pid}"
             raise InvalidUse(f"{what}: app {self.name!r} is running {who}. Stop it first; nothing was changed.")
         return Ledger(self.storage, self.name, self._clock).newest()
+
+
+def _undelivered(ledger: Ledger, last: Record) -> Ranges:
+    """The records whose outputs may not have reached each sink yet."""
+    first = max(last.born, ledger.floor())
+    return {sink: [(max(first, number + 1), last.number)] for sink, number in last.deliveries.items()}

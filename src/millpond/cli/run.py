@@ -35,6 +35,14 @@ def run(
         bool,
         typer.Option("--close-at-end", help="With --until caught-up: the input has ended, so all that is open closes."),
     ] = False,
+    take_back: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SINK", help="Empty what this sink's target has taken that the ledger does not contain."),
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SINK", help="Leave this sink's target as it is, although the ledger does not match it."),
+    ] = None,
 ) -> None:
     """Run the app in a Python file on Spark. Ctrl-C ends it after the batch in hand."""
     with loaded(target) as app:
@@ -47,4 +55,6 @@ def run(
             restarts=restarts,
             close_at_end=close_at_end,
             progress=meanwhile("bringing the state into shape"),
+            take_back=take_back or (),
+            accept=accept or (),
         )

@@ -20,7 +20,8 @@ from millpond.errors import Incompatible
 from millpond.log import checked
 from millpond.log.pointer import Pointer
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # format 1 has no attempt in the ids of its deliveries
 
 Kind = Literal["claim", "commit", "clear", "release", "rewrite"]
 Pointers = dict[str, dict[int, list[Pointer]]]  # step or sink → partition → files
@@ -86,7 +87,11 @@ class Record(Struct, kw_only=True, omit_defaults=True):
         default_factory=dict
     )  # step → what is due next, by each clock
     deliveries: dict[str, int] = field(default_factory=dict)  # sink → all outputs up to here are there
-    undo: dict[str, int] = field(default_factory=dict)  # sink → the batch that it is still to go back to
+    undo: dict[str, int] = field(default_factory=dict)  # sink → the batch to go back to; format 1 only
+    void: dict[str, list[tuple[int, int]]] = field(
+        default_factory=dict
+    )  # sink → (first, last) numbers of records whose deliveries are still to be made void in the target
+    targets: dict[str, str] = field(default_factory=dict)  # sink → the target that it last delivered to
     steps: dict[str, StepInfo] = field(default_factory=dict)
     spark: dict[str, SparkBatch] = field(default_factory=dict)
     manifest: Pointer | None = None  # the segments of all records up to this file's own, compacted
@@ -96,6 +101,17 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     skipped: dict[str, int] = field(default_factory=dict)  # step → rows let go by on_error
     late: dict[str, int] = field(default_factory=dict)  # step or stream → rows that came too late
     checksum: str = ""
+
+    @property
+    def delivery_attempt(self) -> str:
+        """The attempt in the ids of this record's deliveries."""
+        return self.attempt if self.format >= 2 else ""
+
+    @property
+    def void_ranges(self) -> dict[str, list[tuple[int, int]]]:
+        """`void`, and what a record of format 1 says in its place: no sink named there has delivered since."""
+        old = {sink: [(batch + 1, self.epoch - 1)] for sink, batch in self.undo.items()}
+        return {sink: [*old.get(sink, []), *self.void.get(sink, [])] for sink in [*old, *self.void]}
 
     def followed_by(self, kind: Kind, *, driver: str, attempt: str, time: float, **own: Any) -> Record:
         """The next record: what is carried from this one, and what is its own."""
@@ -127,6 +143,8 @@ CARRIED = (
     "due",
     "deliveries",
     "undo",
+    "void",
+    "targets",
     "steps",
     "spark",
     "manifest",
@@ -145,9 +163,10 @@ def pack(record: Record) -> tuple[Record, bytes]:
 def unpack(data: bytes, where: str) -> Record:
     """The record that these bytes hold, whole and unharmed, or `Corrupt`."""
     found = msgspec.json.decode(checked.unpack(data, where, help=_WAY_OUT)).get("format")
-    if found != FORMAT:
+    if found not in READABLE:
         raise Incompatible(
-            f"{where} has format {found}, and this version of Millpond reads format {FORMAT}: upgrade Millpond."
+            f"{where} has format {found}, and this version of Millpond reads formats {READABLE[0]} to {READABLE[-1]}: "
+            "upgrade Millpond."
         )
     return _decoder.decode(data)
 

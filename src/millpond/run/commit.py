@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -83,10 +83,12 @@ class Driver:
         keep: Keep | None = None,
         compact_every: int = EVERY,
         progress: Progress | None = None,
+        accept: Sequence[str] = (),
+        take_back: Sequence[str] = (),
     ) -> None:
         self.program, self.runtime, self.storage, self.clock, self.home = program, runtime, storage, clock, home
         self._at: Hook = hook or (lambda step, when: None)
-        self.owner = Owner(program, storage, clock, partitions, runtime.slots)
+        self.owner = Owner(program, storage, clock, partitions, runtime.slots, accept=accept, take_back=take_back)
         self._adapt(partitions, progress)
         self.positions = positions_of(storage, self.last)
         self._most = self._limit = Limit(1 << 60, 1 << 60)  # what a batch may read, and what the last one was allowed
@@ -110,10 +112,14 @@ class Driver:
             clock,
             dict(self.last.deliveries),
             lambda parcel: self._at("deliver", "during"),
+            self.owner.announce,
             threaded=threaded,
             stop=stop,
         )
         try:
+            for sink, record in self.owner.targets.lost:
+                self.courier.deliver_to(sink, record)
+            self.owner.targets.restored()
             for record in self.owner.open_deliveries():
                 self.courier.send(record)
             self.courier.wait()

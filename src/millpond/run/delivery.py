@@ -7,17 +7,19 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from millpond.clock import Clock, elapsed
 from millpond.codec import Codec
 from millpond.errors import MillpondError, StepFailed, Unavailable
-from millpond.flow import Delivery, Sink
+from millpond.flow import Sink
 from millpond.log import pointer, segment
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
 from millpond.run.runtime import Gone, JobLost, Parcel, Runtime
+from millpond.run.targets import deliveries_of
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")
@@ -29,17 +31,13 @@ MOST_ATTEMPTS = 8  # at a delivery whose job fails; a sink that says it is unava
 def parcels(record: Record, sink: str) -> list[Parcel]:
     """The deliveries of one sink in one batch, one per partition that has outputs for it."""
     return [
-        Parcel(
-            sink,
-            Delivery(record.app, record.incarnation, sink, record.number, partition),
-            tuple(record.outputs[sink][partition]),
-        )
-        for partition in sorted(record.outputs.get(sink, {}))
+        Parcel(sink, delivery, tuple(record.outputs[sink][delivery.partition]))
+        for delivery in deliveries_of(record, sink)
     ]
 
 
-def hand_over(storage: Storage, codec: Codec, sink: Sink, parcel: Parcel) -> None:
-    """Read one parcel's rows, in the order of the rows that caused them, and give them to the sink."""
+def rows_of(storage: Storage, codec: Codec, parcel: Parcel) -> list[Any]:
+    """The rows of one parcel, in the order of the rows that caused them."""
     orders, texts = [], []
     for part in parcel.segments:
         order, rows = segment.unpack_outputs(pointer.read(storage, part))
@@ -48,8 +46,14 @@ def hand_over(storage: Storage, codec: Codec, sink: Sink, parcel: Parcel) -> Non
     place = np.concatenate(orders)
     if len(place) > 1 and (np.diff(place) < 0).any():
         texts = [texts[i] for i in np.argsort(place, kind="stable").tolist()]
+    return codec.decode_many(texts)
+
+
+def hand_over(storage: Storage, codec: Codec, sink: Sink, parcel: Parcel) -> None:
+    """Read one parcel's rows and give them to the sink."""
+    rows = rows_of(storage, codec, parcel)
     try:
-        sink.deliver(codec.decode_many(texts), parcel.delivery)
+        sink.deliver(rows, parcel.delivery)
     except MillpondError:
         raise
     except Exception as error:
@@ -66,8 +70,9 @@ def failed(parcel: Parcel, error: Exception) -> StepFailed:
 class Courier:
     """Delivers one record after the other, in a thread of its own or where it is called.
 
-    `delivered[sink]` says up to which record everything is there. A sink that is unavailable is asked
-    again, for as long as nobody sets `stop`; what is left then is delivered by the next driver.
+    `delivered[sink]` says up to which record everything is there. A sink that is unavailable is asked again, for as
+    long as nobody sets `stop`; what is left then is delivered by the next driver. `announce(sink, record)` is called
+    right before each delivery, and raises if this driver may not deliver any more.
     """
 
     def __init__(
@@ -78,13 +83,14 @@ class Courier:
         clock: Clock,
         delivered: dict[str, int],
         during: Callable[[Parcel], None],
+        announce: Callable[[str, Record], None],
         *,
         threaded: bool,
         stop: threading.Event | None = None,
     ) -> None:
         self._program, self._runtime, self._storage, self._clock = program, runtime, storage, clock
         self._codec = Codec(program.types)
-        self._during = during
+        self._during, self._announce = during, announce
         self.delivered = delivered
         self._queue: queue.Queue[Record | None] = queue.Queue(maxsize=2)  # how far delivery may lag behind
         self._error: BaseException | None = None
@@ -126,18 +132,23 @@ class Courier:
 
     def deliver(self, record: Record) -> None:
         """All sinks of one record."""
-        for name, sink in self._program.sinks.items():
+        for name in self._program.sinks:
             if self.delivered.get(name, -1) >= record.number:
                 continue
-            for_sink = parcels(record, name)
-            if for_sink and sink.where != "nowhere":
-                self._patiently(name, sink, for_sink)
+            self.deliver_to(name, record)
             self.delivered[name] = record.number
 
-    def _patiently(self, name: str, sink: Sink, for_sink: list[Parcel]) -> None:
-        pause, attempt = 0.5, 1
+    def deliver_to(self, name: str, record: Record) -> None:
+        """One sink of one record, whatever is known to be delivered."""
+        sink, for_sink = self._program.sinks[name], parcels(record, name)
+        if for_sink and sink.where != "nowhere":
+            self._patiently(record, sink, for_sink)
+
+    def _patiently(self, record: Record, sink: Sink, for_sink: list[Parcel]) -> None:
+        name, pause, attempt = for_sink[0].sink, 0.5, 1
         while True:
             try:
+                self._announce(name, record)
                 return self._once(sink, for_sink)
             except Gone:
                 raise
@@ -147,8 +158,8 @@ class Courier:
                 wait, why = pause if error.retry_after is None else error.retry_after, str(error)
             except JobLost as error:
                 if attempt == MOST_ATTEMPTS:
-                    batch = for_sink[0].delivery.batch
-                    raise Unavailable(f"sink {name!r}, batch {batch}: {attempt} deliveries failed: {error}") from error
+                    where = f"sink {name!r}, batch {record.number}"
+                    raise Unavailable(f"{where}: {attempt} deliveries failed: {error}") from error
                 wait, why, attempt = pause, str(error), attempt + 1
             log.warning("%s: sink %r is asked again in %.1f s: %s", self._program.app, name, wait, why)
             self._pause(wait)

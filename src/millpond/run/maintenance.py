@@ -153,7 +153,11 @@ class Caretaker:
             steps=of.steps,
             spark=of.spark,
             deliveries=dict.fromkeys(last.deliveries, last.number),
-            undo=last.undo | {sink: min(of.number, last.undo.get(sink, of.number)) for sink in last.deliveries},
+            undo={},
+            void={
+                sink: [*last.void_ranges.get(sink, []), (of.number + 1, last.number)]
+                for sink in [*last.deliveries, *last.void_ranges]
+            },
         )
         last = self.write("rewrite", last, **own)
         self.at("committed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,8 @@ from millpond.run.adapt import Adaptation, adaptation, described, details
 from millpond.run.context import Context, Moment, by_partition
 from millpond.run.plan import check_steps
 from millpond.run.rewrite import Rewriter, fields
-from millpond.run.undoing import taken_back
+from millpond.run.targets import Targets
+from millpond.run.undoing import void_deliveries
 from millpond.storage import Storage
 
 RECENT = 4  # records whose segments travel with a batch, so that replicas need not read the ledger
@@ -26,14 +28,24 @@ class Owner:
     """A driver's hold on its app. `last` is its newest record; a newer one of another's makes it `Fenced`."""
 
     def __init__(
-        self, program: Program, storage: Storage, clock: Clock, partitions: int | None, by_default: int
+        self,
+        program: Program,
+        storage: Storage,
+        clock: Clock,
+        partitions: int | None,
+        by_default: int,
+        *,
+        accept: Sequence[str] = (),
+        take_back: Sequence[str] = (),
     ) -> None:
         self.id = new_id()
         self.ledger = Ledger(storage, program.app, clock)
         self._program, self._storage, self._clock = program, storage, clock
         check_writable(storage, program.app)
+        self.targets = Targets(program, self.ledger, accept, take_back)
         self.last = self._claim(partitions, by_default)
-        taken_back(program, self.last)
+        void_deliveries(program, self.ledger, program.app, self.last.void_ranges)
+        self.targets.begin(self.last, self.check)
         self._recent = [self.last]
 
     def _claim(self, partitions: int | None, by_default: int) -> Record:
@@ -43,6 +55,7 @@ class Owner:
                 record = self._first(partitions or by_default)
             else:
                 self._fits(last, partitions)
+                self.targets.check(last)
                 deliveries = self._deliveries(last)
                 record = last.followed_by("claim", **self._signed(), deliveries=deliveries)
             try:
@@ -119,8 +132,10 @@ class Owner:
             **{
                 **self._signed(),
                 "deliveries": {sink: delivered[sink] for sink in self._program.sinks},
-                # A driver's first act was to let its sinks go back; one that is not in the program is still to do so.
-                "undo": {sink: batch for sink, batch in self.last.undo.items() if sink not in self._program.sinks},
+                # A driver's first act was to make deliveries void in its sinks; others are still to do so.
+                "undo": {},
+                "void": {s: found for s, found in self.last.void_ranges.items() if s not in self._program.sinks},
+                "targets": {**self.last.targets, **self.targets.places},
                 "steps": {**self.last.steps, **described(self._program, self.last)},
                 **own,
             },
@@ -129,15 +144,33 @@ class Owner:
         self._recent = [*self._recent, self.last][-RECENT:]
         return self.last
 
+    def check_ownership(self) -> None:
+        """`Fenced` if another driver has claimed the app. Costs two reads; may be called from another thread."""
+        last = self.last
+        self.ledger.still_has(last)
+        number = last.number + 1
+        while (record := self.ledger.read(number)) is not None:
+            if record.driver != self.id:
+                raise self._fenced()
+            number += 1
+
+    def announce(self, sink: str, record: Record) -> None:
+        """Make sure, right before a delivery, that it is this driver's to make, and tell the target."""
+        self.check_ownership()
+        self.targets.announce(sink, record)
+
     def check(self) -> None:
         """`Fenced` if another driver owns the app by now."""
         self.ledger.still_has(self.last)
         newest = self.ledger.newest(near=self.last.number)
         if newest is None or newest.checksum != self.last.checksum:
-            raise Fenced(
-                f"app {self._program.app!r} in {self._storage.url}: another driver owns it now. This one has "
-                "stopped; nothing is lost."
-            )
+            raise self._fenced()
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            f"app {self._program.app!r} in {self._storage.url}: another driver owns it now. This one has "
+            "stopped; nothing is lost."
+        )
 
     def context(self, now: float, home: str | None, moment: Moment) -> Context:
         """The next batch, as its tasks see it."""

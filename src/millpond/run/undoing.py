@@ -1,36 +1,68 @@
-"""Sinks go back with a rollback, where they can.
+"""Deliveries that a rollback, a clear or `drop_outputs` has given up are made void in their targets.
 
-The record of a rollback says which sinks are to go back, and to which batch, and the records after it repeat that until
-a driver of the program has let them. It does so before it delivers anything, so that doing it twice does no harm.
+A driver that is paused between its commit and its delivery can resume after the rollback. So the names of all
+deliveries in the records that were set aside are occupied, whether they had arrived or not, and are never free again.
+The names come from the records, so a process that is paused here and resumes later touches nothing that is newer.
+
+The record of the rollback says which records are meant; the records after it repeat that until a driver of a program
+that has the sink starts. It does this before it delivers anything.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from millpond.errors import MillpondError, StepFailed
-from millpond.flow import Delivery
+from millpond.codec import Codec
+from millpond.errors import Corrupt, MillpondError, StepFailed
+from millpond.flow import Delivery, RollbackSink
+from millpond.log.ledger import Ledger
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
+from millpond.run.delivery import parcels, rows_of
 
 log = logging.getLogger("millpond")
 
+Ranges = Mapping[str, list[tuple[int, int]]]
 
-def taken_back(program: Program, last: Record) -> None:
-    """Let the program's sinks go back as far as the record says; those that cannot keep what they hold."""
-    for name, batch in last.undo.items():
-        back = getattr(program.sinks.get(name), "rollback", None)
-        if back is None:
+
+def void_deliveries(program: Program, ledger: Ledger, app: str, ranges: Ranges) -> None:
+    """Make void what was or could be delivered of these records; sinks that cannot do that keep what they hold."""
+    codec = Codec(program.types)
+    for name, sink in program.sinks.items():
+        if name not in ranges or not isinstance(sink, RollbackSink):
             continue
+        given_up = {
+            parcel.delivery: parcel
+            for record in _records(ledger, ranges[name])
+            for parcel in parcels(record, name)
+            if sum(file.rows for file in parcel.segments)
+        }
+
+        def rows(delivery: Delivery, given_up: Any = given_up) -> list[Any]:
+            try:
+                return rows_of(ledger.storage, codec, given_up[delivery])
+            except Corrupt:  # only the columns are wanted of it
+                return []
+
         try:
-            back(Delivery(last.app, last.incarnation, name, batch, 0))
+            sink.rollback(list(given_up), rows)
         except MillpondError:
             raise
         except Exception as error:
-            raise StepFailed(name, batch=batch, error=f"going back to it: {type(error).__name__}: {error}") from error
-        log.info("%s: sink %r went back to batch %d", last.app, name, batch)
+            text = f"rolling it back: {type(error).__name__}: {error}"
+            raise StepFailed(name, batch=ranges[name][0][0], error=text) from error
+        log.info("%s: sink %r: %d deliveries are void", app, name, len(given_up))
+
+
+def _records(ledger: Ledger, ranges: list[tuple[int, int]]) -> Iterator[Record]:
+    """The records with these numbers; those that retention has removed are left out."""
+    floor = ledger.floor()
+    for first, last in ranges:
+        yield from ledger.between(max(first, floor) - 1, last)
 
 
 def staying(program: Program) -> list[str]:
-    """The sinks of a program that cannot go back."""
-    return [name for name, sink in program.sinks.items() if not hasattr(sink, "rollback")]
+    """The sinks of a program that keep what they hold."""
+    return [name for name, sink in program.sinks.items() if not isinstance(sink, RollbackSink)]

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import errno
 import os
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 from urllib.parse import quote
 
+import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millpond.clock import new_id
-from millpond.errors import InvalidUse, MillpondError, Unavailable
-from millpond.flow import Delivery
+from millpond.errors import InvalidUse
+from millpond.flow import Delivery, Registration
+from millpond.log import checked
 from millpond.sinks import columns, text
+from millpond.storage import LocalStorage
 
 Format = Literal["jsonl", "parquet"]
 
 FORMATS: tuple[Format, ...] = get_args(Format)
 
+REGISTER = "_millpond"  # readers of folders leave out what begins with an underscore
+
 
 class FileSink:
     """Made by `millpond.sinks.files`; holds each delivery exactly once, through any crash.
 
-    A delivery is written under a hidden name of its own, synced, and renamed to the name that its id gives,
-    so a file is there whole or not at all, and a reader never sees half of one. A delivery whose file is
-    there already is not written again. An empty delivery leaves no file. A process killed while it writes
-    leaves its hidden file behind, which no reader of folders looks at.
+    A delivery is written under a hidden name, synced, and linked to the name that its id gives, unless that name is
+    taken. So a file is there whole or not at all, and of two drivers that deliver the same, one does. An empty
+    delivery leaves no file. A delivery that was rolled back becomes a file without rows, whose name stays taken. A
+    process killed while it writes leaves its hidden file behind, which no reader of folders looks at.
 
     >>> import tempfile
     >>> from millpond.sinks import files
@@ -47,93 +51,114 @@ class FileSink:
             )
         if format not in FORMATS:
             raise InvalidUse(f"sinks.files({given!r}): expected format= one of {FORMATS}, got {format!r}")
-        self._folder = os.path.abspath(os.path.expanduser(given))
+        self._storage = LocalStorage(given, label="sinks.files")
         self._format = format
 
     def deliver(self, rows: list[Any], delivery: Delivery) -> None:
         """Put the rows into the delivery's file; on return they survive a power loss.
 
-        Raises Unavailable when the disk is full, and InvalidUse when the folder cannot be written or a row
-        has no place in the format.
+        Raises Unavailable when the disk is full or does not answer, and InvalidUse when the folder cannot be written
+        or a row has no place in the format.
         """
-        if not rows:
+        others = [file_name(delivery, other) for other in FORMATS if other != self._format]
+        if not rows or any(map(self._exists, others)):  # delivered before the program's format was changed
             return
-        name = file_name(delivery, self._format)
-        try:
-            self._write(rows, name)
-        except OSError as error:
-            raise refusal(f"sink {delivery.sink!r}, {os.path.join(self._folder, name)}", error) from error
+        data = text.lines(rows) if self._format == "jsonl" else _parquet(columns.table(rows))
+        self._storage.put_new(file_name(delivery, self._format), data)
 
-    def rollback(self, last: Delivery) -> None:
-        """Remove the files of this sink's deliveries after a batch; `last` names the app's line and the batch."""
-        tail = f"-{last.incarnation}-{quote(last.sink, safe='')}.{self._format}"
-        if not os.path.isdir(self._folder):
-            return
-        for name in os.listdir(self._folder):
-            if name.endswith(tail) and name[:20].isdigit() and int(name[:20]) > last.batch:
-                os.unlink(os.path.join(self._folder, name))
-        _sync(self._folder)
+    def rollback(self, deliveries: Sequence[Delivery], rows: Callable[[Delivery], list[Any]]) -> None:
+        """Put a file without rows in the place of each delivery, with its columns, whether it had arrived or not."""
+        for delivery in deliveries:
+            for format in FORMATS:
+                name = file_name(delivery, format)
+                if format == self._format or self._exists(name):
+                    self._make_void(name, lambda delivery=delivery: rows(delivery))  # type: ignore[misc]
 
-    def _write(self, rows: list[Any], name: str) -> None:
-        _make_folder(self._folder)
-        target = os.path.join(self._folder, name)
-        # The rename comes after the sync of the content: what bears the name is whole.
-        if not os.path.exists(target):
-            hidden = os.path.join(self._folder, f".{name}.{new_id()}")
-            try:
-                if self._format == "jsonl":
-                    data = text.lines(rows)
-                    with open(hidden, "wb") as file:
-                        file.write(data)
-                else:
-                    pq.write_table(columns.table(rows), hidden)
-                _sync(hidden)
-                os.replace(hidden, target)
-            finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(hidden)
-        _sync(self._folder)  # also for a file that was there: who renamed it may have died before this
+    # --- what the folder knows of its driver ---
+
+    @property
+    def target(self) -> str:
+        """The folder."""
+        return self._storage.root
+
+    def registration(self, app: str, incarnation: str, sink: str) -> Registration | None:
+        """What stands in the folder's register; None if there is no entry."""
+        found = checked.read(
+            self._storage,
+            _register_name(incarnation, sink),
+            help="It says which driver delivers here. If no other copy of the app is running, delete that file; it will "
+            "be written again.",
+        )
+        return None if found is None else msgspec.json.decode(found, type=Registration)
+
+    def register(self, registration: Registration) -> None:
+        """Write the folder's register, which is beside the files and hidden from readers of folders."""
+        name = _register_name(registration.incarnation, registration.sink)
+        checked.write(self._storage, name, registration)
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether the delivery's file is there, in any format."""
+        return any(self._exists(file_name(delivery, format)) for format in FORMATS)
+
+    def take_back(self, registration: Registration, known: Callable[[int, str], bool]) -> Callable[[], list[str]]:
+        """Find the files of deliveries that are not `known`; the function that is returned empties them."""
+        found = [
+            name
+            for name, batch, attempt in self._deliveries(registration.incarnation, registration.sink)
+            if not known(batch, attempt)
+        ]
+
+        def empty_them() -> list[str]:
+            for name in found:
+                self._make_void(name, list)
+            return found
+
+        return empty_them
+
+    def _deliveries(self, incarnation: str, sink: str) -> Iterator[tuple[str, int, str]]:
+        """The name, batch and attempt of every file of one incarnation and sink."""
+        for item in self._storage.list(""):
+            batch, partition, rest = item.path[:20], item.path[21:26], item.path[27:]
+            ending = next((e for f in FORMATS if rest.endswith(e := f"-{quote(sink, safe='')}.{f}")), None)
+            if ending and batch.isdigit() and partition.isdigit() and rest.startswith(incarnation):
+                attempt = rest.removesuffix(ending).removeprefix(incarnation)
+                if "-" not in attempt[1:] and attempt[:1] in ("", "-"):
+                    yield item.path, int(batch), attempt[1:]
+
+    def _exists(self, name: str) -> bool:
+        return self._storage.get_range(name, 0, 0) is not None
+
+    def _make_void(self, name: str, rows: Callable[[], list[Any]]) -> None:
+        self._storage.put(name, b"" if name.endswith(".jsonl") else _parquet(self._columns(name, rows).empty_table()))
+
+    def _columns(self, name: str, rows: Callable[[], list[Any]]) -> pa.Schema:
+        data = self._storage.get(name)
+        if data is not None:
+            return pq.read_schema(pa.BufferReader(data))
+        found = rows()
+        return columns.table(found).schema if found else pa.schema([])
 
     def __repr__(self) -> str:
-        return f"files({self._folder!r}, format={self._format!r})"
+        return f"files({self.target!r}, format={self._format!r})"
 
 
 def file_name(delivery: Delivery, format: str) -> str:
     """The name that only this delivery has; names sort by batch, then by partition.
 
-    >>> file_name(Delivery("orders", "5e1f", "totals", 42, 3), "jsonl")
-    '00000000000000000042-00003-5e1f-totals.jsonl'
+    >>> file_name(Delivery("orders", "5e1f", "totals", 42, 3, "a7c0"), "jsonl")
+    '00000000000000000042-00003-5e1f-a7c0-totals.jsonl'
     """
     # the incarnation is the app's own, so the app's name adds nothing; two sinks may share a folder
+    attempt = f"{delivery.attempt}-" if delivery.attempt else ""  # records of format 1 have none
     sink = quote(delivery.sink, safe="")
-    return f"{delivery.batch:020d}-{delivery.partition:05d}-{delivery.incarnation}-{sink}.{format}"
+    return f"{delivery.batch:020d}-{delivery.partition:05d}-{delivery.incarnation}-{attempt}{sink}.{format}"
 
 
-def refusal(where: str, error: OSError) -> MillpondError:
-    """What to tell of a write that the disk refused: to wait for room, or to mend the folder.
-
-    >>> refusal("sink 'totals', /out", OSError(errno.ENOSPC, "No space left on device"))
-    Unavailable("sink 'totals', /out: the disk is full. Make room; nothing is lost.")
-    """
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Unavailable(f"{where}: the disk is full. Make room; nothing is lost.")
-    return InvalidUse(f"{where}: expected a folder that can be written, got {error}. Mend the path or its rights.")
+def _register_name(incarnation: str, sink: str) -> str:
+    return f"{REGISTER}/{incarnation}-{quote(sink, safe='')}.json"
 
 
-def _make_folder(path: str) -> None:
-    """The folder and those above it, each known to its parent on disk."""
-    if os.path.isdir(path):
-        return
-    parent = os.path.dirname(path)
-    _make_folder(parent)
-    with suppress(FileExistsError):
-        os.mkdir(path)
-    _sync(parent)
-
-
-def _sync(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _parquet(table: pa.Table) -> memoryview:
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table, buffer)
+    return memoryview(buffer.getvalue())

@@ -37,7 +37,8 @@ class LocalStorage:
     Put-if-absent is a hard link, which either appears whole or fails. A file system that has none
     (FAT, some FUSE and SMB mounts) is noticed, and an empty file is made there first, exclusively, and
     then replaced by the full one. Still one writer wins, but a reader can meet the empty file, and a
-    crash in between leaves it behind. `hard_links=False` asks for that from the start.
+    crash in between leaves it behind. `hard_links=False` asks for that from the start. `label` is what error messages
+    call the folder.
 
     >>> import tempfile
     >>> from millpond.storage import LocalStorage
@@ -48,17 +49,17 @@ class LocalStorage:
     ['orders/ledger/1.json']
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, hard_links: bool = True) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, hard_links: bool = True, label: str = "state_dir") -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
         self.url = self.root
-        self._hard_links = hard_links
+        self._hard_links, self._label = hard_links, label
         self._settled: set[str] = set()  # folders whose names this process has synced in their parents
 
     def __repr__(self) -> str:
         return f"LocalStorage({self.root!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LocalStorage, (self.root,)
+        return _reopened, (self.root, self._label)
 
     def get(self, path: str) -> bytes | None:
         file = self._file(path)
@@ -131,7 +132,7 @@ class LocalStorage:
 
     @property
     def _where(self) -> str:
-        return f"state_dir {self.url}"
+        return f"{self._label} {self.url}"
 
     def _file(self, path: str) -> str:
         return os.path.join(self.root, check_path(path))
@@ -225,6 +226,10 @@ class LocalStorage:
                 if made:
                     raise
         self._settled.add(folder)
+
+
+def _reopened(root: str, label: str) -> LocalStorage:
+    return LocalStorage(root, label=label)
 
 
 def _make(folder: str) -> bool:
