@@ -156,7 +156,7 @@ def test_a_rollback_without_the_program_lets_its_sinks_go_back_when_it_starts(pl
     assert len(held(place / "out-shop")) == 20 + 11
     run(app)
     left = sorted((place / "windows-shop").glob("*.jsonl"))
-    assert left and all(int(file.name[:20]) <= 2 for file in left)
+    assert left and all(int(file.name[:20]) <= 2 for file in left if file.stat().st_size)
 
 
 def newest_number(app: mp.App) -> int:

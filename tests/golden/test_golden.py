@@ -120,3 +120,19 @@ def test_its_savepoint_begins_another_app(golden: Path, tmp_path: Path) -> None:
     run(made)
     assert shown(made) == state
     assert outputs(other / "out") == out
+
+
+def test_an_open_delivery_of_format_1_whose_file_is_there_is_not_delivered_again(tmp_path: Path) -> None:
+    """The driver died after the second delivery, and before a record said so."""
+    shutil.copytree(Path(__file__).parent / "open-delivery", tmp_path, dirs_exist_ok=True)
+
+    def add(key: str, row: dict[str, Any], total: int) -> tuple[dict[str, Any], int]:
+        return {"id": row["id"], "key": key, "total": total + 1}, total + 1
+
+    made = mp.App("open", str(tmp_path / "state"), partitions=1, local_dir=str(tmp_path / "local"))
+    rows = made.stream("rows", mp.sources.files(tmp_path / "in.jsonl"))
+    rows.key_by("key").stateful_map("total", add, initial=0).to("out", mp.sinks.files(tmp_path / "out"))
+    with open(tmp_path / "in.jsonl", "a") as file:
+        file.write('{"id": 4, "key": "a"}\n')
+    run(made) found = [json.loads(line)["id"] for path in sorted((tmp_path / "out").glob("*.jsonl")) for line in
+    path.read_text().splitlines()] assert sorted(found) == [0, 1, 2, 3, 4]

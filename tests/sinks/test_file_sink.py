@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from millpond import sinks
-from millpond.errors import InvalidUse
+from millpond.errors import InvalidUse, Unavailable
 from millpond.flow import Delivery
 
 DELIVERY = Delivery("orders", "5e1f", "totals", 42, 3)
@@ -206,10 +206,28 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_path(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidUse) as error:
         sinks.files(tmp_path / "file" / "out").deliver([1], DELIVERY)
-    assert str(error.value).startswith(
-        f"sink 'totals', {tmp_path}/file/out/{NAME}.jsonl: expected a folder that can be written, got [Errno "
-    )
-    assert str(error.value).endswith("Mend the path or its rights.")
+    assert str(error.value).startswith(f"sinks.files {tmp_path}/file/out: cannot be written (Not a directory: ")
+    assert str(error.value).endswith("choose another folder.")
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ENOSPC])
+def test_a_disk_that_does_not_answer_is_asked_again(tmp_path, code, monkeypatch):
+    def fail(*args):
+        raise OSError(code, os.strerror(code))
+
+    sink = sinks.files(tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(Unavailable, match="cannot be written"):
+            sink.deliver([1], DELIVERY)
+    sink.deliver([1], DELIVERY)
+    assert (tmp_path / f"{NAME}.jsonl").read_text() == "1\n"
+
+
+def test_a_delivery_that_was_made_in_another_format_is_not_made_again(tmp_path):
+    sinks.files(tmp_path).deliver([{"n": 1}], DELIVERY)
+    sinks.files(tmp_path, format="parquet").deliver([{"n": 1}], DELIVERY)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{NAME}.jsonl"]
 
 
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
@@ -220,7 +238,7 @@ def test_a_write_that_fails_half_way_leaves_nothing(tmp_path, format):
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # the nearest thing to a full disk
     try:
-        with pytest.raises(InvalidUse, match=os.strerror(errno.EFBIG)):
+        with pytest.raises(Unavailable, match=os.strerror(errno.EFBIG)):
             sink.deliver(rows, DELIVERY)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

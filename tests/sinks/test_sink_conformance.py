@@ -12,7 +12,7 @@ from millpond.testing.sink_suite import SinkSuite
 
 
 def in_order(folder):
-    return sorted(folder.iterdir()) if folder.exists() else []
+    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.exists() else []
 
 
 class TestJsonLines(SinkSuite):

@@ -91,7 +91,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     void: dict[str, list[tuple[int, int]]] = field(
         default_factory=dict
     )  # sink → (first, last) numbers of records whose deliveries are still to be made void in the target
-    targets: dict[str, str] = field(default_factory=dict)  # sink → the target that it last delivered to
+    targets: dict[str, str] = field(default_factory=dict)  # sink → fingerprint of its target
     steps: dict[str, StepInfo] = field(default_factory=dict)
     spark: dict[str, SparkBatch] = field(default_factory=dict)
     manifest: Pointer | None = None  # the segments of all records up to this file's own, compacted

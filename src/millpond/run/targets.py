@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from millpond.errors import Fenced, Incompatible, InvalidUse, Unavailable
 from millpond.flow import Delivery, RegisteredSink, Registration
+from millpond.log.checked import checksum
 from millpond.log.ledger import Ledger
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
@@ -61,8 +62,8 @@ class Targets:
 
     @property
     def places(self) -> dict[str, str]:
-        """The target of each sink that has one, for the record."""
-        return {name: sink.target for name, sink in self._sinks.items()}
+        """A fingerprint of each sink's target, for the record: it tells whether the target is still the same one."""
+        return {name: checksum(sink.target.encode())[:16] for name, sink in self._sinks.items()}
 
     def check(self, last: Record | None) -> None:
         """Stop before the claim if a target names what the ledger does not contain. Nothing has been changed then."""
@@ -165,7 +166,7 @@ class Targets:
         return {name: records[::-1] for name, records in gone.items()}
 
     def _is_same_target(self, name: str, last: Record) -> bool:
-        return last.targets.get(name) == self._sinks[name].target
+        return last.targets.get(name) == self.places[name]
 
     def _lineage(self, last: Record) -> Iterator[Record]:
         """The records that still count, newest first: what a rollback set aside is left out."""

@@ -86,8 +86,8 @@ class FileSink:
         found = checked.read(
             self._storage,
             _register_name(incarnation, sink),
-            help="It says which driver delivers here. If no other copy of the app is running, delete that file; it will "
-            "be written again.",
+            help="It says which driver delivers here. If no other copy of the app is running, delete that file; it "
+            "will be written again.",
         )
         return None if found is None else msgspec.json.decode(found, type=Registration)
 

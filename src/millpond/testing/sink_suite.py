@@ -24,11 +24,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from millpond.flow import Delivery, Sink
+from millpond.flow import Delivery, RegisteredSink, Registration, RollbackSink, Sink
 
 Rows = list[Any]
 
-FIRST = Delivery("orders", "5e1f", "totals", 42, 0)
+FIRST = Delivery("orders", "5e1f", "totals", 42, 0, "a7c0")
+CLAIM = Registration("orders", "5e1f", "totals", 40, "c1a1", 40, "c1a1")
 
 
 class SinkSuite:
@@ -98,8 +99,9 @@ class SinkSuite:
             replace(FIRST, partition=1),
             replace(FIRST, sink="sums"),
             replace(FIRST, incarnation="77aa"),
+            replace(FIRST, attempt="b0b0"),
         ],
-        ids=["batch", "partition", "sink", "incarnation"],
+        ids=["batch", "partition", "sink", "incarnation", "attempt"],
     )
     def test_deliveries_that_differ_in_one_thing_are_two(
         self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows], other: Delivery
@@ -129,3 +131,71 @@ class SinkSuite:
         if sink.where == "workers":
             there.deliver(rows, FIRST)
             assert held(sink) == rows
+
+    # --- optional: rollback ---
+
+    def test_deliveries_that_are_rolled_back_are_void_for_ever(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+    ) -> None:
+        sink = make_sink()
+        if not isinstance(sink, RollbackSink):
+            assert not hasattr(sink, "rollback"), "it must have the arguments that millpond.flow.RollbackSink has"
+            return
+        deliveries = [replace(FIRST, batch=42 + i) for i in range(4)]
+        for i in (0, 1, 3):  # the third never arrives
+            sink.deliver(self.some_rows(i, 1), deliveries[i])
+        given_up = {deliveries[1]: self.some_rows(1, 1), deliveries[2]: self.some_rows(2, 1)}
+        for _ in range(2):  # as a process that was paused does it once more
+            sink.rollback(list(given_up), lambda delivery: given_up[delivery])
+            assert held(sink) == [*self.some_rows(0, 1), *self.some_rows(3, 1)]
+            for delivery, rows in given_up.items():  # a driver that was paused
+                make_sink().deliver(rows, delivery)
+            assert held(sink) == [*self.some_rows(0, 1), *self.some_rows(3, 1)]
+
+    def test_a_rollback_needs_no_rows(self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]) -> None:
+        sink = make_sink()
+        if isinstance(sink, RollbackSink):
+            sink.rollback([FIRST], lambda delivery: [])
+            sink.deliver(self.some_rows(0, 1), FIRST)
+            assert held(sink) == []
+
+    # --- optional: registration ---
+
+    def test_a_target_remembers_its_registration(self, make_sink: Callable[[], Sink]) -> None:
+        sink = make_sink()
+        if not isinstance(sink, RegisteredSink):
+            assert not hasattr(sink, "register"), "it must have all that millpond.flow.RegisteredSink has"
+            return
+        assert sink.registration("orders", "5e1f", "totals") is None
+        for written in (CLAIM, replace(CLAIM, batch=42, attempt="a7c0")):
+            sink.register(written)
+            other = make_sink()
+            assert isinstance(other, RegisteredSink)
+            assert other.registration("orders", "5e1f", "totals") == written and other.target == sink.target
+        assert sink.registration("orders", "77aa", "totals") is None
+        assert sink.registration("orders", "5e1f", "sums") is None
+
+    def test_a_target_knows_what_it_holds(self, make_sink: Callable[[], Sink]) -> None:
+        sink = make_sink()
+        if isinstance(sink, RegisteredSink):
+            assert not sink.holds(FIRST)
+            sink.deliver(self.some_rows(0, 1), FIRST)
+            assert sink.holds(FIRST)
+            assert not sink.holds(replace(FIRST, attempt="b0b0")) and not sink.holds(replace(FIRST, batch=43))
+
+    def test_a_target_gives_up_what_the_ledger_does_not_contain(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+    ) -> None:
+        sink = make_sink()
+        if not isinstance(sink, RegisteredSink):
+            return
+        known = [FIRST, replace(FIRST, batch=43), replace(FIRST, batch=44, sink="sums")]
+        foreign = [replace(FIRST, batch=43, attempt="b0b0"), replace(FIRST, batch=44, partition=1)]
+        for i, delivery in enumerate([*known, *foreign]):
+            sink.deliver(self.some_rows(i, 1), delivery)
+        give_up = sink.take_back(CLAIM, lambda batch, attempt: (batch, attempt) in {(42, "a7c0"), (43, "a7c0")})
+        newer = replace(FIRST, batch=45)
+        sink.deliver(self.some_rows(9, 1), newer)  # what comes after the look is not given up
+        assert len(give_up()) == 2
+        left = [*self.some_rows(0, 3), *self.some_rows(9, 1)]
+        assert sorted(map(str, held(sink))) == sorted(map(str, left))
