@@ -134,5 +134,6 @@ def test_an_open_delivery_of_format_1_whose_file_is_there_is_not_delivered_again
     rows.key_by("key").stateful_map("total", add, initial=0).to("out", mp.sinks.files(tmp_path / "out"))
     with open(tmp_path / "in.jsonl", "a") as file:
         file.write('{"id": 4, "key": "a"}\n')
-    run(made) found = [json.loads(line)["id"] for path in sorted((tmp_path / "out").glob("*.jsonl")) for line in
-    path.read_text().splitlines()] assert sorted(found) == [0, 1, 2, 3, 4]
+    run(made)
+    texts = [path.read_text() for path in sorted((tmp_path / "out").glob("*.jsonl"))]
+    assert sorted(json.loads(line)["id"] for text in texts for line in text.splitlines()) == [0, 1, 2, 3, 4]
