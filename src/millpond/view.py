@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -20,9 +20,9 @@ from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
 from millpond.log.paths import Paths
 from millpond.log.record import Record
-from millpond.replica import Replica, View, home
+from millpond.replica import View, home
 from millpond.replica.local import close_below
-from millpond.run.context import Context
+from millpond.run.context import Context, Link
 from millpond.run.replicas import caught_up
 from millpond.steps.aggregate import results
 from millpond.steps.base import Step
@@ -34,6 +34,7 @@ from millpond.steps.upgrading import upgraded
 from millpond.steps.window_view import open_windows
 from millpond.storage import Storage
 
+T = TypeVar("T")
 Cells = list[tuple[bytes, bytes]]
 
 
@@ -144,20 +145,14 @@ class StateView:
             now=0.0,
             state_url=self._storage.url,
             home=self._home,
-            checksums={record.number: record.checksum},
+            links={record.number: Link.of(record)},
             epoch=record.epoch,
             manifest=record.manifest,
         )
 
-    def _read(self, record: Record, partition: int, use: Any) -> Any:
-        context = self._context(record)
-
-        def reading(replica: Replica) -> Any:
-            with replica.view() as view:
-                return use(view)
-
+    def _read(self, record: Record, partition: int, use: Callable[[View], T]) -> T:
         try:
-            return caught_up(self._storage, context, partition, reading)
+            return caught_up(self._storage, self._context(record), partition, use)
         finally:
             if self._own_home is not None:  # its folder goes with this view: leave no store open in it
                 close_below(self._own_home.name)

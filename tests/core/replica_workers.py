@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.log.segment import Change
-from millpond.replica import Replica
+from millpond.replica import View
 from millpond.replica.local import Applied, close_below, replicated
 
 Cells = dict[tuple[str, bytes, bytes], bytes]
@@ -32,13 +32,13 @@ def records(keys: int, count: int) -> list[Applied]:
             for i in touched
         ]
         seen = [Change(key(i), b"v:" + b"n" * (i % 300), b'"%d"' % number) for i in touched if i % 5 == 0]
-        found.append((number, {"total": totals, "seen": seen} if number != 3 else {}))
+        found.append(Applied(number, {"total": totals, "seen": seen} if number != 3 else {}))
     return found
 
 
 def folded(log: Iterable[Applied]) -> Cells:
     cells: Cells = {}
-    for _, changes in log:
+    for _, changes, *_ in log:
         for step, found in changes.items():
             for at, cell, value, *_ in found:
                 if value is None:
@@ -59,22 +59,21 @@ def after(log: list[Applied], asked: list[int] | None = None) -> Any:
     return missing
 
 
-def wrong(replica: Replica, expected: Cells, keys: int) -> str:
+def wrong(view: View, expected: Cells, keys: int) -> str:
     """What a reader would get wrong, one way or the other; nothing if all is right."""
-    with replica.view() as view:
-        for (step, at, cell), value in expected.items():
-            if view.get(step, at, cell) != value:
-                return f"{step} {at!r} {cell!r}: {view.get(step, at, cell)!r}, expected {value!r}"
-        present = [key(i) for i in range(keys)]
-        if view.get_many("total", present) != [expected.get(("total", at, b"")) for at in present]:
-            return "get_many"
-        if any(view.get("total", b'"key-%06d"' % (2 * i + 1)) is not None for i in range(0, keys, 50)):
-            return "a key that nobody wrote"
-        for step in ("total", "seen"):
-            if {(step, *found[:2]): found[2] for found in view.scan(step)} != {
-                at: value for at, value in expected.items() if at[0] == step
-            }:
-                return f"scan of {step}"
+    for (step, at, cell), value in expected.items():
+        if view.get(step, at, cell) != value:
+            return f"{step} {at!r} {cell!r}: {view.get(step, at, cell)!r}, expected {value!r}"
+    present = [key(i) for i in range(keys)]
+    if view.get_many("total", present) != [expected.get(("total", at, b"")) for at in present]:
+        return "get_many"
+    if any(view.get("total", b'"key-%06d"' % (2 * i + 1)) is not None for i in range(0, keys, 50)):
+        return "a key that nobody wrote"
+    for step in ("total", "seen"):
+        if {(step, *found[:2]): found[2] for found in view.scan(step)} != {
+            at: value for at, value in expected.items() if at[0] == step
+        }:
+            return f"scan of {step}"
     return ""
 
 
@@ -86,8 +85,8 @@ def flip_and_read(folder: str, keys: int, flips: int) -> None:
     place = Path(folder, "p")
     for flip in range(flips):
         short = flip % 3 == 0  # sometimes there is still a record to apply
-        replicated(place, after(log[:-1] if short else log), lambda replica: None)
-        (generation,) = place.iterdir()
+        replicated(place, after(log[:-1] if short else log), lambda view: None)
+        (generation,) = place.glob("g*")
         file = generation / "data.mdb"
         size = file.stat().st_size
         page = 4096 * chance.randrange(size // 4096)
@@ -99,7 +98,7 @@ def flip_and_read(folder: str, keys: int, flips: int) -> None:
             byte = opened.read(1)[0]
             opened.seek(at)
             opened.write(bytes([byte ^ chance.choice([0xFF, 1 << chance.randrange(8)])]))
-        found = replicated(place, after(log), lambda replica: wrong(replica, expected, keys))
+        found = replicated(place, after(log), lambda view: wrong(view, expected, keys))
         if found:
             sys.exit(f"flip {flip} at byte {at} of {size}: {found}")
     assert more != expected
@@ -113,10 +112,8 @@ def catch_up(folder: str, keys: int, count: int, results: Any) -> None:
     for upto in range(1, count + 1):
         expected = folded(log[:upto])
 
-        def read(replica: Replica, expected: Cells = expected, upto: int = upto) -> str:
-            with replica.view() as view:
-                ahead = view.position >= upto
-            return "" if ahead else wrong(replica, expected, keys)
+        def read(view: View, expected: Cells = expected, upto: int = upto) -> str:
+            return "" if view.position >= upto else wrong(view, expected, keys)
 
         found = replicated(Path(folder, "p"), after(log[:upto], asked), read)
         if found:
@@ -133,15 +130,14 @@ def die_while_applying(folder: str, keys: int, count: int, at: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield record
 
-    replicated(Path(folder, "p"), fatal, lambda replica: None)
+    replicated(Path(folder, "p"), fatal, lambda view: None)
 
 
 def die_while_reading(folder: str) -> None:
     """Killed with a version of the store in hand."""
 
-    def use(replica: Replica) -> None:
-        with replica.view():
-            os.kill(os.getpid(), signal.SIGKILL)
+    def use(view: View) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
     replicated(Path(folder, "p"), lambda position: (), use)
 

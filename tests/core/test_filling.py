@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import millpond as mp
 from millpond.log.segment import Change, table_of
-from millpond.replica import Replica
+from millpond.replica.local import Applied, Replica
 from millpond.run import filling
 from millpond.storage import open_storage
 
@@ -47,8 +47,8 @@ def test_it_holds_the_same_whatever_the_cells_are(parts: list[list[Change]]) -> 
     with tempfile.TemporaryDirectory() as folder:
         one, other = Replica(Path(folder, "one")), Replica(Path(folder, "other"))
         try:
-            one.apply([(0, [("s", part) for part in parts])])
-            other.apply([(0, [("s", table_of(part)) for part in parts])])
+            one.apply([Applied(0, [("s", part) for part in parts])])
+            other.apply([Applied(0, [("s", table_of(part)) for part in parts])])
             assert held(one) == held(other)
         finally:
             one.close()
@@ -58,7 +58,7 @@ def test_it_holds_the_same_whatever_the_cells_are(parts: list[list[Change]]) -> 
 def test_cells_that_are_not_in_order_are_all_there(tmp_path: Path) -> None:
     replica = Replica(tmp_path / "r")
     table = table_of([Change(b'"%d"' % n, b"", b"%d" % n) for n in (3, 1, 2)])
-    replica.apply([(0, [("s", table)])])
+    replica.apply([Applied(0, [("s", table)])])
     assert [entry.value for entry in held(replica)[0]] == [b"1", b"2", b"3"]
     replica.close()
 

@@ -15,8 +15,8 @@ from replica_workers import after, catch_up, die_while_applying, die_while_readi
 
 from millpond.errors import Unavailable
 from millpond.log.segment import Change
-from millpond.replica import cells, home
-from millpond.replica.local import MOST_OPEN, Replica, close_below, replicated
+from millpond.replica import View, cells, home
+from millpond.replica.local import MOST_OPEN, Applied, Replica, close_below, replicated
 
 KEYS = 400
 
@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 def checked(folder, log, asked=None, keys=KEYS):
     """Read all of a replica of this log; what is wrong with it."""
-    return replicated(folder, after(log, asked), lambda replica: wrong(replica, folded(log), keys))
+    return replicated(folder, after(log, asked), lambda view: wrong(view, folded(log), keys))
 
 
 # --- catching up ---
@@ -53,64 +53,63 @@ def test_a_new_process_goes_on_with_the_replica_that_is_there(folder, tmp_path):
         for _ in range(3):
             assert checked(folder, log[:upto], asked) == ""
     assert -1 not in asked
-    assert [path.name for path in folder.iterdir()] == [f"g000001-{home.boot()}"]
+    assert [path.name for path in folder.glob("[!t]*")] == [f"g000001-{home.boot()}"]
 
 
 def test_a_step_that_another_process_added_is_seen(folder, tmp_path):
     log = [
-        (0, {"old": [Change(b"1", b"", b"10")]}),
-        (1, {"new": [Change(b"1", b"", b"20")]}),
+        Applied(0, {"old": [Change(b"1", b"", b"10")]}),
+        Applied(1, {"new": [Change(b"1", b"", b"20")]}),
     ]
-    read = lambda replica: reading(replica, ["old", "new"])  # noqa: E731
+    read = lambda view: reading(view, ["old", "new"])  # noqa: E731
     assert replicated(folder, after(log[:1]), read) == [b"10", None]
     code = (
-        "import sys; from pathlib import Path; from millpond.replica.local import replicated; "
+        "import sys; from pathlib import Path; from millpond.replica.local import Applied, replicated; "
         "from millpond.log.segment import Change; "
-        "replicated(Path(sys.argv[1]), lambda p: [(1, {'new': [Change(b'1', b'', b'20')]})], lambda r: None)"
+        "replicated(Path(sys.argv[1]), lambda p: [Applied(1, {'new': [Change(b'1', b'', b'20')]})], lambda v: None)"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
     assert replicated(folder, lambda position: (), read) == [b"10", b"20"]
 
 
-def reading(replica: Replica, steps: list[str]) -> list[bytes | None]:
-    with replica.view() as view:
-        return [view.get(step, b"1") for step in steps]
+def reading(view: View, steps: list[str]) -> list[bytes | None]:
+    return [view.get(step, b"1") for step in steps]
 
 
 def test_a_view_stays_as_it_is_while_others_write(folder):
-    log = [(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(3)]
+    log = [Applied(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(3)]
 
-    def use(replica):
-        with replica.view() as view:
-            replica.apply(log[1:])
-            assert (view.position, view.get("s", b"1")) == (0, b"0")
-        with replica.view() as view:
-            return view.position, view.get("s", b"1")
+    def found(view):
+        return view.position, view.get("s", b"1")
 
-    assert replicated(folder, after(log[:1]), use) == (2, b"2")
+    def use(view):
+        assert replicated(folder, after(log), found) == (2, b"2")
+        return found(view)
+
+    assert replicated(folder, after(log[:1]), use) == (0, b"0")
 
 
 def test_records_that_were_applied_already_are_passed_over(folder):
-    log = [(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(3)]
+    log = [Applied(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(3)]
 
-    def use(replica):
-        assert replica.apply(log[:2]) == 2
-        with replica.view() as view:
-            return view.position, view.get("s", b"1")
-
-    assert replicated(folder, after(log), use) == (2, b"2")
+    replica = Replica(folder)
+    assert replica.apply(log) == 2
+    assert replica.apply(log[:2]) == 2
+    with replica.view() as view:
+        assert (view.position, view.get("s", b"1")) == (2, b"2")
+    replica.close()
 
 
 def test_a_gap_in_the_records_is_no_reason_to_believe_what_is_there(folder):
-    log = [(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(5)]
-    replicated(folder, after(log[:2]), lambda replica: None)
+    log = [Applied(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(5)]
+    replicated(folder, after(log[:2]), lambda view: None)
     asked = []
 
     def missing(position):
         asked.append(position)
         return log[3:] if position == 1 else log  # record 2 is left out at first
 
-    assert replicated(folder, missing, lambda replica: reading(replica, ["s"])) == [b"4"]
+    assert replicated(folder, missing, lambda view: reading(view, ["s"])) == [b"4"]
     assert asked == [1, -1]
 
 
@@ -146,7 +145,7 @@ def test_bytes_flipped_anywhere_are_never_believed(tmp_path):
 def test_a_damaged_replica_is_built_anew_without_being_asked(folder, tmp_path, damage, is_open):
     log = records(KEYS, 6)
     assert checked(folder, log[:3]) == ""
-    (generation,) = folder.iterdir()
+    (generation,) = folder.glob("g*")
     older = (generation / "data.mdb").read_bytes()
     assert checked(folder, log) == ""
     data = generation / "data.mdb"
@@ -189,19 +188,19 @@ def test_another_boots_generation_is_not_used_and_is_removed(folder, tmp_path):
     log, asked = records(KEYS, 3), []
     assert checked(folder, log) == ""
     close_below(str(tmp_path))
-    (generation,) = folder.iterdir()
+    (generation,) = folder.glob("g*")
     generation.rename(folder / "g000001-anothrbt")
     assert checked(folder, log, asked) == ""
     assert asked == [-1]
-    assert [path.name for path in folder.iterdir()] == [f"g000001-{home.boot()}"]
+    assert [path.name for path in folder.glob("[!t]*")] == [f"g000001-{home.boot()}"]
 
 
 def test_a_newer_generation_is_taken_and_an_older_one_removed(folder, tmp_path):
     log, asked = records(KEYS, 3), []
     assert checked(folder, log) == ""
-    replicated(folder, after(log, asked), lambda replica: None, anew=True)
+    replicated(folder, after(log, asked), lambda view: None, anew=True)
     assert asked == [-1]
-    assert [path.name for path in folder.iterdir()] == [f"g000002-{home.boot()}"]
+    assert [path.name for path in folder.glob("[!t]*")] == [f"g000002-{home.boot()}"]
     close_below(str(tmp_path))
     assert checked(folder, log, asked) == ""
     assert asked == [-1, 2]
@@ -210,7 +209,7 @@ def test_a_newer_generation_is_taken_and_an_older_one_removed(folder, tmp_path):
 def test_a_place_that_cannot_be_written_is_said_in_words(tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(Unavailable, match=r"local replica .* cannot be kept there: .*choose another local_dir"):
-        replicated(tmp_path / "file" / "p", after(records(4, 1)), lambda replica: None)
+        replicated(tmp_path / "file" / "p", after(records(4, 1)), lambda view: None)
 
 
 # --- several processes ---
@@ -226,7 +225,9 @@ def test_processes_that_catch_one_replica_up_at_the_same_time_all_read_what_the_
     for process in processes:
         process.join()
     assert [text for text, _ in found] == ["", "", ""]
-    assert [path.name for path in (tmp_path / "p").iterdir()] == [f"g000001-{home.boot()}"], "and nobody built it anew"
+    assert [path.name for path in (tmp_path / "p").glob("[!t]*")] == [f"g000001-{home.boot()}"], (
+        "and nobody built it anew"
+    )
 
 
 def test_a_process_killed_while_it_catches_up_leaves_a_replica_at_some_record(folder, tmp_path):
@@ -240,16 +241,16 @@ def test_a_process_killed_while_it_catches_up_leaves_a_replica_at_some_record(fo
 
 
 def test_readers_that_were_killed_do_not_make_the_store_grow_for_ever(folder, tmp_path):
-    log = [(n, {"s": [Change(b"%d" % i, b"", b"%d" % n * 50) for i in range(300)]}) for n in range(40)]
-    replicated(folder, after(log[:2]), lambda replica: None)
+    log = [Applied(n, {"s": [Change(b"%d" % i, b"", b"%d" % n * 50) for i in range(300)]}) for n in range(40)]
+    replicated(folder, after(log[:2]), lambda view: None)
     process = multiprocessing.get_context("spawn").Process(target=die_while_reading, args=(str(tmp_path),))
     process.start()
     process.join()
     assert process.exitcode == -9
-    replicated(folder, after(log[:6]), lambda replica: None)
-    (generation,) = folder.iterdir()
+    replicated(folder, after(log[:6]), lambda view: None)
+    (generation,) = folder.glob("g*")
     size = (generation / "data.mdb").stat().st_size
-    replicated(folder, after(log), lambda replica: None)
+    replicated(folder, after(log), lambda view: None)
     assert (generation / "data.mdb").stat().st_size <= size * 1.2
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import getpass
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from millpond.clock import new_id
 from millpond.log.paths import safe
 
 
@@ -73,7 +78,7 @@ def generations(folder: Path) -> list[int]:
     """The generations that lie in a replica's folder and are of this boot, oldest first."""
     try:
         names = os.listdir(folder)
-    except FileNotFoundError:
+    except OSError:  # whoever builds one there hears what is wrong
         return []
     tail = f"-{boot()}"
     return sorted(int(n[1:].split("-")[0]) for n in names if n.startswith("g") and n.endswith(tail))
@@ -81,6 +86,32 @@ def generations(folder: Path) -> list[int]:
 
 def generation(folder: Path, number: int) -> Path:
     return folder / f"g{number:06d}-{boot()}"
+
+
+@contextmanager
+def building(folder: Path) -> Iterator[Path]:
+    """A path in which to build a new generation. What is still there afterwards is removed.
+
+    A lock beside it says that its process lives, so that what a killed process left is removed by the next builder.
+    """
+    _remove_unfinished(folder)
+    path = folder / f"building-{new_id()}"
+    lock = path.with_suffix(".lock")
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    for lock in folder.glob("building-*.lock"):
+        with contextlib.suppress(OSError), open(lock) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
 def discard_others(folder: Path, keep: Path) -> None:

@@ -1,9 +1,14 @@
 """The local replica of one partition: an LMDB store that applies the log and knows how far it has come.
 
-The position is written in the same transaction as the data it stands for, so a replica is always the
-exact state at some record. Any process of the host may take it: LMDB lets one write and all read, and
-each reads one consistent version. What is damaged is thrown away and built anew from the log, in a
-new generation folder, because a process that has the old file open would go on reading it.
+The position, and the checksum of the record that it stands for, are written in the same transaction as the data, so a
+replica is always the exact state at some record of some ledger. A record is applied only to the record that it follows,
+and what is read is compared with the reader's own ledger in the version that is read: two copies of a state directory
+have records of the same numbers, and may share a folder of replicas.
+
+Any process of the host may use a store: LMDB lets one write and all read, and each reads one consistent version. Locks
+are held for one transaction, never while something is fetched, and nobody waits for one longer than `PATIENCE`: the
+process that holds it may be stopped. A store that is new, damaged or stuck is built from the log beside the old one,
+and then renamed to be the next generation; a process that has the old files open can go on reading them.
 
 LMDB notices no flipped byte. Each value has a checksum, but a page that leads a search astray has none: a
 key that is there would seem absent. So whoever has written to a store signs it with the size and the time
@@ -12,6 +17,7 @@ of its file, and a file that anything else has touched since is not read at all.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -19,8 +25,9 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from zlib import crc32
 
 import lmdb
@@ -29,7 +36,7 @@ import pyarrow as pa
 
 from millpond.errors import Unavailable
 from millpond.log.segment import Change, changes_of
-from millpond.replica import home
+from millpond.replica import home, turns
 from millpond.replica.cells import DUE as HAS_DUE
 from millpond.replica.cells import HEAD, KEY_ROOM, Damaged, as_due, as_time, by_time, pack, place, times, unpack
 from millpond.replica.filling import filled
@@ -39,15 +46,31 @@ from millpond.timing import MAX_TICKS
 MAP_SIZE = 1 << 40  # address space, not memory: the file is sparse and grows with the data
 MAX_DATABASES = 3072  # three for each step
 MOST_OPEN = 48  # stores in one process: address space has room for about a hundred of them
+MOST_READERS = 512
+LOCK_BYTES = 128 * (MOST_READERS + 2)  # at least what LMDB needs for its table of readers
 _META = b"position"
 
-# A record's number, and its changes by step; a step may come several times, in pieces, and as tables.
 Changes: TypeAlias = "Sequence[Change] | pa.Table"
-Applied = tuple[int, Mapping[str, Sequence[Change]] | Iterable[tuple[str, Changes]]]
+
+
+class Applied(NamedTuple):
+    """One record to apply: its number, its changes, its checksum, and the checksum of the record that it follows.
+
+    A step may come several times, in pieces, and as tables.
+    """
+
+    number: int
+    changes: Mapping[str, Sequence[Change]] | Iterable[tuple[str, Changes]]
+    record: str = ""
+    previous: str = ""
 
 
 class Replaced(Exception):
-    """Another process has thrown the store away and built a new one."""
+    """The store is not there: nobody has built it yet, or another process has built a newer one."""
+
+
+class Stuck(Exception):
+    """Another process holds the store's lock and does not go on."""
 
 
 class _Meta(msgspec.Struct):
@@ -56,6 +79,7 @@ class _Meta(msgspec.Struct):
     """
 
     position: int = -1
+    record: str = ""  # the checksum of the record at that position
     databases: list[str] = msgspec.field(default_factory=list)
     latest: dict[str, int] = msgspec.field(default_factory=dict)  # step → no event time in its cells is later
 
@@ -63,23 +87,33 @@ class _Meta(msgspec.Struct):
 class Replica:
     """One generation of one partition's store. One per process and path: LMDB allows no second."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        """Open the store at a path. Without `create`, `Replaced` or `Damaged` if there is none."""
+        with _file_errors():
+            self._open(path, create)
+
+    def _open(self, path: Path, create: bool) -> None:
         self.path, self._data = path, path / "data.mdb"
         self._pid = os.getpid()
+        self._threads = threading.Lock()  # `flock` does not keep the threads of one process apart
         self.users = 0  # how many are at work with it in this process
         self._databases: dict[str, Any] = {}
-        path.mkdir(parents=True, exist_ok=True)
+        if create:
+            path.mkdir(parents=True, exist_ok=True)
         self._signature = os.open(path / "signature", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             with self._locked(fcntl.LOCK_EX):
                 is_new = not self._data.exists()
+                if is_new and not create:
+                    raise Replaced(f"{path} is gone") if not path.exists() else Damaged(f"{path} holds no store")
                 if not is_new:
                     self._check()
+                _reserve(path / "lock.mdb")
                 self._env: Any = lmdb.open(
                     str(path),
                     map_size=MAP_SIZE,
                     max_dbs=MAX_DATABASES,
-                    max_readers=512,
+                    max_readers=MOST_READERS,
                     sync=False,
                     metasync=False,
                     readahead=False,
@@ -107,14 +141,25 @@ class Replica:
             return False
         return True
 
+    def move(self, path: Path) -> None:
+        """Rename the folder; what is open stays open. Fails if there is a folder of that name with something in it."""
+        os.rename(self.path, path)
+        self.path, self._data = path, path / "data.mdb"
+
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:
-        """From a write to its signature nobody looks; a writer that dies in between has not signed."""
-        fcntl.flock(self._signature, how)
+        """No other process looks from a write to its signature; a writer that dies in between has not signed."""
+        if not self._threads.acquire(timeout=turns.PATIENCE):
+            raise Stuck(f"another thread has not let go of {self.path} for {turns.PATIENCE:g} s")
         try:
-            yield
+            if not turns.locked(self._signature, how, turns.PATIENCE):
+                raise Stuck(f"another process has not let go of {self.path} for {turns.PATIENCE:g} s")
+            try:
+                yield
+            finally:
+                fcntl.flock(self._signature, fcntl.LOCK_UN)
         finally:
-            fcntl.flock(self._signature, fcntl.LOCK_UN)
+            self._threads.release()
 
     def _looks(self) -> bytes:
         found = os.stat(self._data)
@@ -126,10 +171,7 @@ class Replica:
         os.ftruncate(self._signature, len(text))
 
     def _check(self) -> None:
-        try:
-            looks = self._looks()
-        except FileNotFoundError:
-            raise Replaced("another process keeps replacing it") from None
+        looks = self._looks()
         if os.pread(self._signature, 200, 0) != looks:
             raise Damaged(f"{self._data} was touched by something else")
 
@@ -138,7 +180,7 @@ class Replica:
         """What the replica holds now, and up to which record that is."""
         with self._reading() as (txn, meta):
             if all(name in self._databases for name in meta.databases):
-                yield View(txn, {name: self._databases[name] for name in meta.databases}, meta.position, meta.latest)
+                yield _view(txn, {name: self._databases[name] for name in meta.databases}, meta)
                 return
         # LMDB forgets a database that was first opened by a reader, and a reader cannot see one that was
         # opened after it began.
@@ -147,7 +189,7 @@ class Replica:
                 self._databases[name] = self._env.open_db(name.encode(), create=False)
         with self._reading() as (txn, meta):
             known = {name: self._databases[name] for name in meta.databases if name in self._databases}
-            yield View(txn, known, meta.position, meta.latest)
+            yield _view(txn, known, meta)
 
     @contextmanager
     def _reading(self) -> Iterator[tuple[Any, _Meta]]:
@@ -160,22 +202,23 @@ class Replica:
         Records at or before the position are passed over: another process may have applied them.
         """
         position = -1
-        for number, changes in records:
-            with self._locked(fcntl.LOCK_EX):
+        for record in records:  # which may fetch it: that is done before the lock is taken
+            with _file_errors(), self._locked(fcntl.LOCK_EX):
                 self._env.reader_check()  # a reader that was killed would keep its version, and its room, for ever
                 self._check()
-                position = self._apply(number, changes)
+                position = self._apply(record)
                 self._sign()
         return position
 
-    def _apply(self, number: int, changes: Mapping[str, Sequence[Change]] | Iterable[tuple[str, Changes]]) -> int:
+    def _apply(self, record: Applied) -> int:
         opened = {}
+        number, changes = record.number, record.changes
         with self._env.begin(write=True) as txn:
             meta = _meta(txn)
             if number <= meta.position:
                 return meta.position
-            if meta.position >= 0 and number != meta.position + 1:
-                raise Damaged(f"position {meta.position} cannot be followed by record {number}")
+            if meta.position >= 0 and (number, record.previous) != (meta.position + 1, meta.record):
+                raise Damaged(f"record {number} does not follow what is there, which is at record {meta.position}")
             known, latest = set(meta.databases), dict(meta.latest)
 
             def database(name: str) -> Any:
@@ -201,7 +244,7 @@ class Replica:
                     _put_timed(txn, database(CELLS + step), [database(name) for name in names], step_changes)
                 else:
                     _put(txn, database(CELLS + step), step_changes)
-            meta = _Meta(number, sorted(known), latest)
+            meta = _Meta(number, record.record, sorted(known), latest)
             txn.put(_META, pack(_META, b"", b"", msgspec.json.encode(meta)))
         self._databases.update(opened)
         return number
@@ -210,6 +253,19 @@ class Replica:
         if self._pid == os.getpid():
             self._env.close()
             os.close(self._signature)
+
+
+def _reserve(lock: Path) -> None:
+    """Give LMDB's lock file all its blocks. LMDB maps a sparse one, and a full tmpfs would then kill us with SIGBUS."""
+    with open(lock, "ab") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, LOCK_BYTES)
+        elif file.tell() == 0:
+            file.write(bytes(LOCK_BYTES))
+
+
+def _view(txn: Any, databases: dict[str, Any], meta: _Meta) -> View:
+    return View(txn, databases, meta.position, meta.latest, meta.record)
 
 
 def _meta(txn: Any) -> _Meta:
@@ -328,48 +384,80 @@ _opening = threading.Lock()
 
 
 @contextmanager
-def _borrowed(folder: Path, *, anew: bool) -> Iterator[Replica]:
+def _lent(folder: Path, built: Replica | None) -> Iterator[Replica]:
+    """The replica that was built just now, or the newest there is. It stays open for the next who asks for it."""
     with _opening:
-        try:
-            replica = _opened(folder, anew)
-        except FileNotFoundError:
-            raise Replaced("another process keeps replacing it") from None
-        except OSError as error:
-            raise Damaged(str(error)) from error
-        replica.users += 1
-        _open.pop(folder, None)
-        _open[folder] = replica
-        idle = [other for other, held in _open.items() if held.users == 0]
+        lent = _newest(folder) if built is None else built
+        lent.users += 1
+        held = _open.pop(folder, None)
+        if held is not None and held is not lent and held.users == 0:  # else the last one to use it closes it
+            held.close()
+        _open[folder] = lent
+        idle = [other for other, found in _open.items() if found.users == 0]
         for other in idle[: max(0, len(_open) - MOST_OPEN)]:
             _open.pop(other).close()
     try:
-        yield replica
+        yield lent
     finally:
         with _opening:
-            replica.users -= 1
-            if replica.users == 0 and _open.get(folder) is not replica:
-                replica.close()
+            lent.users -= 1
+            if lent.users == 0 and _open.get(folder) is not lent:
+                lent.close()
 
 
-def _opened(folder: Path, anew: bool) -> Replica:
+def _newest(folder: Path) -> Replica:
     held = _open.get(folder)
-    if held is not None:
-        if not anew and held.usable:
-            return held
-        del _open[folder]
-        if held.users == 0:  # else the last one to use it closes it
-            held.close()
+    if held is not None and held.usable:
+        return held
     numbers = home.generations(folder)
-    number = (numbers[-1] if numbers else 0) + (1 if anew or not numbers else 0)
-    replica = Replica(home.generation(folder, number))
-    home.discard_others(folder, replica.path)
+    if not numbers:
+        raise Replaced("it has not been built")
+    return Replica(home.generation(folder, numbers[-1]), create=False)
+
+
+def _build(folder: Path, records: Iterator[Applied]) -> Replica:
+    """Build a store beside those that are there from the first of the records, and make it the newest generation.
+
+    That record may be all of a manifest, and take minutes to fetch. `Replaced` if another process has built one
+    meanwhile.
+    """
+    before = max(home.generations(folder), default=0)
+    with _file_errors(), turns.turn(folder) as progress, home.building(folder) as path:
+        _check_newest(folder, before)
+        replica = Replica(path)
+        try:
+            replica.apply(_watched(islice(records, 1), progress))
+            _check_newest(folder, before)
+            replica.move(home.generation(folder, before + 1))
+        except BaseException:
+            replica.close()
+            raise
+        home.discard_others(folder, replica.path)
     for older in home.of_older_epochs(folder):
-        found = _open.get(older)
-        if found is None or found.users == 0:
-            if found is not None:
-                _open.pop(older).close()
-            shutil.rmtree(older, ignore_errors=True)
+        with _opening:
+            found = _open.get(older)
+            if found is None or found.users == 0:
+                if found is not None:
+                    _open.pop(older).close()
+                shutil.rmtree(older, ignore_errors=True)
     return replica
+
+
+def _check_newest(folder: Path, number: int) -> None:
+    if max(home.generations(folder), default=0) > number:
+        raise Replaced("another process has built it")
+
+
+def _watched(records: Iterable[Applied], progress: Callable[[], None]) -> Iterator[Applied]:
+    def watched(changes: Iterable[tuple[str, Changes]]) -> Iterator[tuple[str, Changes]]:
+        for piece in changes:
+            progress()
+            yield piece
+
+    for record in records:
+        progress()
+        changes = record.changes
+        yield record if isinstance(changes, Mapping) else record._replace(changes=watched(changes))
 
 
 def close_below(place: str) -> None:
@@ -381,39 +469,78 @@ def close_below(place: str) -> None:
                 held.close()
 
 
-_BROKEN = (Damaged, lmdb.Error, UnicodeDecodeError, OverflowError, struct.error)
-_ATTEMPTS = 4
+_BROKEN = (Damaged, Stuck, lmdb.Error, UnicodeDecodeError, OverflowError, struct.error)
+_ATTEMPTS = 6
 T = TypeVar("T")
 
 
 def replicated(
     folder: Path,
     missing: Callable[[int], Iterable[Applied]],
-    use: Callable[[Replica], T],
+    use: Callable[[View], T],
     *,
     anew: bool = False,
     belongs: Callable[[View], bool] = lambda view: True,
 ) -> T:
-    """Catch the replica in `folder` up and use it; if it turns out to be damaged, build it anew and do so again.
+    """Catch the replica in `folder` up and use what it holds then; build it if it is not there or cannot be used.
 
-    `missing(position)` gives the records after a position, -1 being before the first of them all. `belongs`
-    says whether what the replica holds is of this log at all.
+    `missing(position)` gives the records after a position, -1 being before the first of them all. `belongs` says
+    whether a view is of this log at all; it is asked of the very view that `use` is given. If the store turns out to be
+    damaged while it is used, `use` is called again with another one.
     """
     trouble: Exception | None = None
     for _ in range(_ATTEMPTS):
         try:
-            with _borrowed(folder, anew=anew) as replica:
+            records = iter(missing(-1) if anew else ())
+            with _lent(folder, _build(folder, records) if anew else None) as replica:
+                if not anew:
+                    with replica.view() as view:
+                        _check(view, belongs)
+                        records = iter(missing(view.position))
+                replica.apply(records)
                 with replica.view() as view:
-                    position = view.position
-                    if not belongs(view):
-                        raise Damaged(f"record {position} is of another history")
-                replica.apply(missing(position))
-                return use(replica)
+                    _check(view, belongs)
+                    return use(view)
         except Replaced as error:
-            trouble, anew = error, False
+            trouble, anew = error, not home.generations(folder)
         except _BROKEN as error:
             trouble, anew = error, True
+            if _is_full(error):
+                break
     raise Unavailable(
-        f"local replica {folder}: it cannot be kept there: {trouble}. See that the folder can be written and its "
-        "disk is not full, or choose another local_dir; the state itself is safe in the log."
+        f"local replica {folder}: it cannot be kept there: {trouble}. {_advice(folder, trouble)}, or choose another "
+        "local_dir; the state itself is safe in the log."
     ) from trouble
+
+
+def _check(view: View, belongs: Callable[[View], bool]) -> None:
+    if not belongs(view):
+        raise Damaged(f"record {view.position} is of another history")
+
+
+@contextmanager
+def _file_errors() -> Iterator[None]:
+    """What the file system says of a store, as one of the reasons to build another."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise Replaced(f"{error.filename} is gone: another process has removed or replaced it") from error
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise Replaced("another process has built it") from error
+        raise Damaged(str(error)) from error
+
+
+_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+def _is_full(error: Exception | None) -> bool:
+    return any(text in str(error) for text in _FULL)  # LMDB gives no number
+
+
+def _advice(folder: Path, error: Exception | None) -> str:
+    if not _is_full(error):
+        return "See that the folder can be written"
+    there = next((place for place in folder.parents if place.exists()), Path("/"))
+    free = shutil.disk_usage(there).free
+    return f"Its disk is full, with {free} bytes left of what this user may take: make room there"

@@ -41,8 +41,11 @@ class Entry(NamedTuple):
 class View:
     """The state of one partition at one record, for reading; it stays as it is while others write."""
 
-    def __init__(self, txn: Any, databases: dict[str, Any], position: int, latest: Mapping[str, int]) -> None:
+    def __init__(
+        self, txn: Any, databases: dict[str, Any], position: int, latest: Mapping[str, int], record: str = ""
+    ) -> None:
         self._txn, self.position, self._latest = txn, position, latest
+        self.record = record  # the checksum of the record at that position
         self._databases = {name[5:]: database for name, database in databases.items() if name.startswith(CELLS)}
         self._by_time = {name: database for name, database in databases.items() if not name.startswith(CELLS)}
 

@@ -30,6 +30,19 @@ class Moment:
 
 
 @dataclass(frozen=True)
+class Link:
+    """Where a record stands in its ledger: a copy of the ledger may have another record of the same number."""
+
+    number: int
+    checksum: str
+    previous: str
+
+    @classmethod
+    def of(cls, record: Record) -> Link:
+        return cls(record.number, record.checksum, record.previous)
+
+
+@dataclass(frozen=True)
 class Context:
     """One batch, as every one of its tasks must see it."""
 
@@ -44,7 +57,7 @@ class Context:
     state_url: str
     home: str | None  # where replicas live; each host decides for itself if nothing is said
     recent: dict[int, dict[int, Segments]] = field(default_factory=dict)  # record → partition → segments
-    checksums: dict[int, str] = field(default_factory=dict)  # of those records
+    links: dict[int, Link] = field(default_factory=dict)  # of those records, and of the one at `base`
     epoch: int = 0
     manifest: Pointer | None = None  # the state at some record before: replicas that lack it begin there
     moment: Moment = field(default_factory=lambda: Moment())

@@ -14,7 +14,7 @@ from millpond.log.ledger import Ledger, check_writable
 from millpond.log.record import FORMAT, Kind, Record
 from millpond.pipeline.graph import Program
 from millpond.run.adapt import Adaptation, adaptation, described, details
-from millpond.run.context import Context, Moment, by_partition
+from millpond.run.context import Context, Link, Moment, by_partition
 from millpond.run.plan import check_steps
 from millpond.run.rewrite import Rewriter, fields
 from millpond.run.targets import Targets
@@ -187,7 +187,7 @@ class Owner:
             state_url=self._storage.url,
             home=home,
             recent={record.number: by_partition(record) for record in self._recent},
-            checksums={record.number: record.checksum for record in self._recent},
+            links={record.number: Link.of(record) for record in self._recent},
             epoch=last.epoch,
             manifest=last.manifest,
             moment=replace(moment, reached=last.reached, details=details(self._program, last)),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,10 +19,11 @@ from millpond.log.manifest import Manifest
 from millpond.log.record import Record
 from millpond.log.segment import Change, Origin
 from millpond.pipeline.graph import Program
-from millpond.replica import Replica, View, home
+from millpond.replica import View, home
 from millpond.replica.cells import Damaged
 from millpond.replica.local import Applied, Changes, replicated
-from millpond.run.context import Context, Incomplete, Segments, by_partition
+from millpond.replica.turns import turn
+from millpond.run.context import Context, Incomplete, Link, Segments, by_partition
 from millpond.run.filling import Filling
 from millpond.steps.migration import MARK
 from millpond.steps.table import ROW, Reader
@@ -34,7 +33,6 @@ from millpond.storage import Storage
 log = logging.getLogger("millpond")
 
 MOST_REMEMBERED = 200_000  # changes that one process keeps to apply them without reading them back
-HISTORY = ""  # where a replica keeps the checksum of the record that it stands at; no step has this name
 
 T = TypeVar("T")
 
@@ -58,10 +56,11 @@ def replica_folder(context: Context, partition: int) -> Path:
     return home.folder(place, context.app, context.incarnation, partition, context.partitions, context.epoch)
 
 
-def caught_up(
-    storage: Storage, context: Context, partition: int, use: Callable[[Replica], T], *, anew: bool = False
-) -> T:
-    """Use a partition's replica at the record that the context names."""
+def caught_up(storage: Storage, context: Context, partition: int, use: Callable[[View], T], *, anew: bool = False) -> T:
+    """Use a partition's replica, which has reached the record that the context names, or one after it.
+
+    The view that `use` is given is of this very ledger, whatever else shares the folder.
+    """
 
     def missing(context: Context, position: int) -> Iterator[Applied]:
         return _missing(storage, context, partition, position)
@@ -74,7 +73,7 @@ def _caught_up(
     context: Context,
     folder: Path,
     missing: Callable[[Context, int], Iterator[Applied]],
-    use: Callable[[Replica], T],
+    use: Callable[[View], T],
     *,
     anew: bool = False,
 ) -> T:
@@ -122,17 +121,16 @@ def _missing(storage: Storage, context: Context, partition: int, position: int) 
     """The changes of the records after a position and up to the one that the batch builds on."""
     if position < 0 and context.manifest is not None:
         manifest = manifests.read(storage, context.manifest)
-        yield manifest.upto, _compacted(storage, manifest, partition)
+        yield Applied(manifest.upto, _compacted(storage, manifest, partition), manifest.checksum)
         position = manifest.upto
-    for number, checksum, partitions in _records(storage, context, position):
+    for link, partitions in _records(storage, context, position):
         segments = partitions.get(partition, {})
         changes = {step: _read_changes(storage, pointers) for step, pointers in segments.items()}
-        yield number, {HISTORY: [Change(b"record", b"", checksum.encode())], **changes}
+        yield Applied(link.number, changes, link.checksum, link.previous)
 
 
 def _compacted(storage: Storage, manifest: Manifest, partition: int) -> Iterator[tuple[str, Changes]]:
     """All of a partition's state at a manifest's record, file by file."""
-    yield HISTORY, [Change(b"record", b"", manifest.checksum.encode())]
     parts = [(step, part) for step, found in manifest.runs.items() for run in found.get(partition, []) for part in run]
     progress = Filling(manifest.app, partition, [part.file for _, part in parts])
     for step, part in parts:
@@ -140,30 +138,38 @@ def _compacted(storage: Storage, manifest: Manifest, partition: int) -> Iterator
         progress.done(part.file)
 
 
-def _records(storage: Storage, context: Context, position: int) -> Iterator[tuple[int, str, dict[int, Segments]]]:
-    """Number, checksum and segments of those records."""
+def _records(storage: Storage, context: Context, position: int) -> Iterator[tuple[Link, dict[int, Segments]]]:
+    """Those records: where each stands in the ledger, and its segments."""
     ledger = Ledger(storage, context.app, SystemClock())
+    before: Link | None = None
     for number in range(max(position + 1, context.born), context.base + 1):
         known = context.recent.get(number)
         if known is not None:
-            yield number, context.checksums[number], known
+            link, segments = context.links[number], known
         else:
             record = next(ledger.between(number - 1, context.base))
-            yield number, record.checksum, by_partition(record)
+            link, segments = Link.of(record), by_partition(record)
+        if before is not None and link.previous != before.checksum:
+            raise Corrupt(
+                f"{storage.url}: ledger record {ledger.paths.record(number)} does not follow the record before it: "
+                "records of different copies of the state directory were mixed. Put the ledger back from one copy."
+            )
+        yield link, segments
+        before = link
 
 
 def _belongs(storage: Storage, context: Context, view: View) -> bool:
-    """Whether a replica was built from this very ledger, up to the record that it stands at.
+    """Whether a view was built from this very ledger, up to the record that it stands at.
 
-    A state directory that was put back from a copy has records of the same numbers, and another history.
+    Another copy of the state directory has records of the same numbers, and may have another history.
     """
     if view.position < 0:
         return True
-    checksum = context.checksums.get(view.position)
-    if checksum is None:
-        record = Ledger(storage, context.app, SystemClock()).read(view.position)
-        checksum = "" if record is None else record.checksum
-    return view.get(HISTORY, b"record") == checksum.encode()
+    link = context.links.get(view.position)
+    if link is not None:
+        return view.record == link.checksum
+    record = Ledger(storage, context.app, SystemClock()).read(view.position)
+    return record is not None and view.record == record.checksum
 
 
 def _read_changes(storage: Storage, pointers: list[pointer.Pointer]) -> list[Change]:
@@ -227,25 +233,22 @@ def with_tables(
         return use({})
     step, *others = steps
 
-    def with_this(replica: Replica) -> T:
-        with replica.view() as view:
-            if view.position != context.base:
-                raise Incomplete(
-                    f"table {step!r} at record {view.position}, batch {context.batch} needs {context.base}"
-                )
-            made = [p for part in context.made.get(step, {}).values() for p in part]
-            laid = _Laid(step, _newest(program, context, step, view), lambda: _made(storage, made))
+    def with_this(view: View) -> T:
+        if view.position != context.base:
+            raise Incomplete(f"table {step!r} at record {view.position}, batch {context.batch} needs {context.base}")
+        made = [p for part in context.made.get(step, {}).values() for p in part]
+        laid = _Laid(step, _newest(program, context, step, view), lambda: _made(storage, made))
 
-            def read(keys: Sequence[bytes]) -> list[bytes | None]:
-                try:
-                    return laid(keys)
-                except (Damaged, lmdb.Error) as error:
-                    raise _Astray(step) from error
-
+        def read(keys: Sequence[bytes]) -> list[bytes | None]:
             try:
-                return with_tables(storage, program, context, others, lambda tables: use({step: read, **tables}))
-            except _Astray as error:
-                raise (Damaged(str(error.__cause__)) if error.args == (step,) else error) from error
+                return laid(keys)
+            except (Damaged, lmdb.Error) as error:
+                raise _Astray(step) from error
+
+        try:
+            return with_tables(storage, program, context, others, lambda tables: use({step: read, **tables}))
+        except _Astray as error:
+            raise (Damaged(str(error.__cause__)) if error.args == (step,) else error) from error
 
     place = context.home or home.default_home()
     folder = home.table_folder(place, context.app, context.incarnation, step, context.partitions, context.epoch)
@@ -253,38 +256,28 @@ def with_tables(
     def missing(context: Context, position: int) -> Iterator[Applied]:
         return _missing_everywhere(storage, context, step, position)
 
-    with _alone(folder):
-        _caught_up(storage, context, folder, missing, lambda replica: None)
+    with turn(folder):  # one process of the host reads what is missing; the others find it there
+        _caught_up(storage, context, folder, missing, lambda view: None)
     return _caught_up(storage, context, folder, missing, with_this)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process of the host reads what is missing; the others find it there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _missing_everywhere(storage: Storage, context: Context, step: str, position: int) -> Iterator[Applied]:
     """The same for all of one table, and for its rows and their versions alone."""
     if position < 0 and context.manifest is not None:
         manifest = manifests.read(storage, context.manifest)
-        yield manifest.upto, _compacted_everywhere(storage, manifest, step)
+        yield Applied(manifest.upto, _compacted_everywhere(storage, manifest, step), manifest.checksum)
         position = manifest.upto
-    for number, checksum, partitions in _records(storage, context, position):
+    for link, partitions in _records(storage, context, position):
         changes = [
             Change(change.key, change.cell, change.value)
             for segments in partitions.values()
             for change in _made(storage, segments.get(step, []))
             if change.cell in (ROW, MARK)
         ]
-        yield number, {HISTORY: [Change(b"record", b"", checksum.encode())], step: changes}
+        yield Applied(link.number, {step: changes}, link.checksum, link.previous)
 
 
 def _compacted_everywhere(storage: Storage, manifest: Manifest, step: str) -> Iterator[tuple[str, Sequence[Change]]]:
-    yield HISTORY, [Change(b"record", b"", manifest.checksum.encode())]
     for runs in manifest.runs.get(step, {}).values():
         for part in (part for run in runs for part in run):
             changes = segment.unpack_state(pointer.read(storage, part.file))

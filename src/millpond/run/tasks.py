@@ -20,7 +20,7 @@ from millpond.flow import Chunk, JsonLines, Source
 from millpond.log import pointer, segment
 from millpond.log.segment import Change, Origin
 from millpond.pipeline.graph import Keep, Program, Read
-from millpond.replica import Replica, View
+from millpond.replica import View
 from millpond.rows import in_order
 from millpond.run.context import Context, Header, Incomplete, Made, Piece, Planned, Progress, Result, Segments
 from millpond.run.replicas import Tables, caught_up, laid_over, remember, with_tables
@@ -202,8 +202,8 @@ def _keyed(
         context = replace(context, moment=replace(context.moment, ends=moved(program, context.moment, headers)))
 
     def work_on(tables: Tables) -> Result:
-        def with_these(replica: Replica) -> Result:
-            return _with_state(program, context, stage, partition, arrived, replica, tables, tools, result)
+        def with_these(view: View) -> Result:
+            return _with_state(program, context, stage, partition, arrived, view, tables, tools, result)
 
         return caught_up(storage, context, partition, with_these, anew=rebuild)
 
@@ -223,24 +223,23 @@ def _with_state(
     stage: int,
     partition: int,
     arrived: dict[int, list[bytes]],
-    replica: Replica,
+    view: View,
     tables: Tables,
     tools: Tools,
     result: Result,
 ) -> Result:
     work, storage = Work(program, context, stage, tools.clock), tools.storage
-    with replica.view() as view:
-        if view.position != context.base:
-            raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {context.base}")
-        ends = context.moment.ends or {}
-        laid = laid_over(storage, program, context, partition, view)
-        work.begin(view, marks(program, context.moment, ends), lambda step: tables.get(step) or laid(step))
-        for exchange, blobs in arrived.items():
-            for rows in in_order(blobs, work.codec):
-                work.arrive(exchange, rows)
-        work.end()
-        changed = _changes(program, work)
-        result.due = _due_next(program, work, view, changed)
+    if view.position != context.base:
+        raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {context.base}")
+    ends = context.moment.ends or {}
+    laid = laid_over(storage, program, context, partition, view)
+    work.begin(view, marks(program, context.moment, ends), lambda step: tables.get(step) or laid(step))
+    for exchange, blobs in arrived.items():
+        for rows in in_order(blobs, work.codec):
+            work.arrive(exchange, rows)
+    work.end()
+    changed = _changes(program, work)
+    result.due = _due_next(program, work, view, changed)
     nonce = new_id()
     segments: Segments = {}
     for step, changes in changed.items():
