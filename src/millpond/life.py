@@ -155,6 +155,7 @@ class Life(Upkeep):
             number=number,
             incarnation=new_id(),
             born=number,
+            arrivals=0,
             driver=new_id(),
             attempt=new_id(),
             time=self._clock.now(),

@@ -140,6 +140,7 @@ class StateView:
             partitions=record.partitions,
             batch=record.number + 1,
             base=record.number,
+            arrival=record.arrival + 1,
             born=record.born,
             driver="",
             now=0.0,

@@ -23,6 +23,10 @@ from millpond.log.pointer import Pointer
 FORMAT = 2
 READABLE = (1, 2)  # format 1 has no attempt in the ids of its deliveries
 
+# Records of older versions do not say which places their state has used: the batch numbers of any app that the state
+# was ever restored from. This is beyond all of them, and has room for as many again in the 12 digits of a cell's name.
+UNKNOWN_ARRIVALS = 100_000_000_000
+
 Kind = Literal["claim", "commit", "clear", "release", "rewrite"]
 Pointers = dict[str, dict[int, list[Pointer]]]  # step or sink → partition → files
 
@@ -76,6 +80,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     attempt: str
     time: float
     epoch: int = 0  # the number of the last rewrite: replicas from before it hold other state
+    arrivals: int = UNKNOWN_ARRIVALS  # see `arrival`
     why: str = ""  # of a rewrite, in words
     back: int | None = None  # the batch that a rollback went back to
     previous: str  # the checksum of the record before: a record of another history never fits
@@ -113,6 +118,15 @@ class Record(Struct, kw_only=True, omit_defaults=True):
         old = {sink: [(batch + 1, self.epoch - 1)] for sink, batch in self.undo.items()}
         return {sink: [*old.get(sink, []), *self.void.get(sink, [])] for sink in [*old, *self.void]}
 
+    @property
+    def arrival(self) -> int:
+        """The place of this record's batch among all batches that its state has seen.
+
+        State is ordered and named by it, never by `number`: a savepoint that is restored, or a step that is
+        rebuilt, brings along state of batches whose numbers come again. A later batch always has a higher place.
+        """
+        return self.number + self.arrivals
+
     def followed_by(self, kind: Kind, *, driver: str, attempt: str, time: float, **own: Any) -> Record:
         """The next record: what is carried from this one, and what is its own."""
         carried = {name: getattr(self, name) for name in CARRIED}
@@ -132,6 +146,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
 
 
 CARRIED = (
+    "arrivals",
     "app",
     "incarnation",
     "born",

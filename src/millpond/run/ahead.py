@@ -73,7 +73,9 @@ class Ahead:
         following = next_plan(after)
         if not following.planned:
             return
-        context = replace(context, batch=context.batch + 1, base=context.base + 1, ahead=True)
+        context = replace(
+            context, batch=context.batch + 1, base=context.base + 1, arrival=context.arrival + 1, ahead=True
+        )
         tasks = grouped(following.planned, self.runtime.slots)
         following.reading = self.runtime.read(self.program, context, tasks, later=True)
         if following.reading is not None:

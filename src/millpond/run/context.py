@@ -51,6 +51,7 @@ class Context:
     partitions: int
     batch: int  # the number that its record will have
     base: int  # the record that it builds on: every replica must stand exactly there
+    arrival: int  # its place among all batches that the state has seen; unlike `batch`, it never comes twice
     born: int
     driver: str
     now: float

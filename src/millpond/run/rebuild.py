@@ -85,7 +85,8 @@ def switched(storage: Storage, clock: Clock, app: str, step: str, at: At | None 
         held.pop(step, None)
         if step in getattr(shadow, name):
             held[step] = getattr(shadow, name)[step]
-    own = fields(manifests.write(storage, path, made), last, f"rebuild {step}", **taken)
+    arrivals = max(last.arrivals, shadow.arrival - last.number)
+    own = fields(manifests.write(storage, path, made), last, f"rebuild {step}", arrivals=arrivals, **taken)
     keeper.write("release", keeper.write("rewrite", last, **own))
     forget(storage, app, step)
 

@@ -397,7 +397,7 @@ class Work:
                     view,
                     self.codec,
                     self.failures,
-                    context.batch,
+                    context.arrival,
                     context.now,
                     end.unit,
                     began.at,

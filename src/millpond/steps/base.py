@@ -23,7 +23,7 @@ class Turn:
     view: View
     codec: Codec
     failures: Failures
-    batch: int
+    arrival: int  # the batch's place among all that the state has seen: orders and names what it adds to the state
     now: float
     unit: Unit | None = None  # of the times of the rows that come; nothing if none has come yet
     began: int | None = None  # the watermark that the batch began with: it decides what is late

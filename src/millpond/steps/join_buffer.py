@@ -3,7 +3,7 @@
 A row lies in a cell of its key that is named by side, time and arrival, so that the rows near a time lie
 together and those of one time in the order in which they came:
 
-    l:09223372036854775818:000000000042:000000003      left, at 10, the batch and the place in it
+    l:09223372036854775818:000000000042:000000003      left, at 10, the batch's arrival and the place in it
     {"matched":false,"row":{"order":7}}                 a side whose unmatched rows come out says what it has met
 """
 
@@ -159,7 +159,7 @@ class Arrivals:
         for side, rows in enumerate(self._rows):
             rows.sort(key=lambda row: row.order)
             for n, row in enumerate(rows):
-                row.cell = b"%b%020d:%012d:%09d" % (_LETTERS[side], row.at + _MIDDLE, self._turn.batch, n)
+                row.cell = b"%b%020d:%012d:%09d" % (_LETTERS[side], row.at + _MIDDLE, self._turn.arrival, n)
                 found.setdefault(row.key, ([], []))[side].append(row)
         for sides in found.values():
             for rows in sides:

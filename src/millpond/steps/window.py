@@ -44,7 +44,7 @@ class Windows(ABC):
         self.by_key: bool = options["clock"] == "key"
         self.key_names: tuple[str, ...] = options["key_names"]
         self.accumulators = Accumulators(
-            step.name, options["aggregations"], turn.view, turn.codec, turn.batch, self.MERGING
+            step.name, options["aggregations"], turn.view, turn.codec, turn.arrival, self.MERGING
         )
         self.marks = Marks(step.name, turn.view, turn.codec)
         self.firing = Firing(options, turn, self.marks, self.accumulators, self.TIMED)

@@ -4,7 +4,7 @@
 
 Accumulators stand by name, each beside the kind that it belongs to: one that is new, or of another kind than the
 one that kept the accumulator, begins anew and leaves the others alone. What a window collects grows with every
-row, so it lies in cells of its own, one for each batch that added to it: `c:<id>/<kind>/<name>/<batch>`, a list of
+row, so it lies in cells of its own, one for each batch that added to it: `c:<id>/<kind>/<name>/<arrival>`, a list of
 places in the order of arrival and values. A window knows the ids of what it has collected, several where
 sessions have joined.
 """
@@ -20,7 +20,7 @@ from millpond.codec import Codec
 from millpond.replica import View
 from millpond.steps.values import Packed, is_easy
 
-Stamp = tuple[int, int]  # a row's place in the order of arrival: the batch, and its number there
+Stamp = tuple[int, int]  # a row's place in the order of arrival: that of the batch, and its number there
 
 # Their `update` and `merge` change nothing that they are given; all others but the collecting ones may.
 PURE = frozenset({"count", "sum", "mean", "min", "max", "first", "last", "earliest", "latest"})
@@ -131,9 +131,9 @@ class Accumulators:
     """The aggregations of a step at work on the windows of one batch."""
 
     def __init__(
-        self, step: str, aggregations: dict[str, Aggregation], view: View, codec: Codec, batch: int, merging: bool
+        self, step: str, aggregations: dict[str, Aggregation], view: View, codec: Codec, arrival: int, merging: bool
     ) -> None:
-        self._step, self._view, self._codec, self._batch = step, view, codec, batch
+        self._step, self._view, self._codec, self._arrival = step, view, codec, arrival
         self._merging = merging  # whether windows join, and so have to know which came earlier
         self.aggregations = aggregations
         self._plan = [(name, a, a.kind, a.update) for name, a in aggregations.items()]
@@ -147,7 +147,7 @@ class Accumulators:
     def stamp(self) -> Stamp:
         """The place of the row that comes next."""
         self._number += 1
-        return self._batch, self._number
+        return self._arrival, self._number
 
     # --- one row more ---
 
@@ -156,7 +156,7 @@ class Accumulators:
         accs = dict(w.accs)
         if self.collects and not w.ids:
             self._ids += 1
-            w.ids = (f"{self._batch}.{self._ids}",)
+            w.ids = (f"{self._arrival}.{self._ids}",)
         for name, a, kind, update in self._plan:
             if kind in PURE:
                 old = accs[name] if name in accs else a.initial()
@@ -228,7 +228,7 @@ class Accumulators:
                 continue
             if not w.ids:
                 self._ids += 1
-                w.ids = (f"{self._batch}.{self._ids}",)
+                w.ids = (f"{self._arrival}.{self._ids}",)
             pairs = [(self.stamp()[1], value) for value in self._collected(other, name, a.kind)]
             w.fresh[name] = pairs if a.kind == "collect" else {value: seq for seq, value in pairs}
 
@@ -261,7 +261,7 @@ class Accumulators:
         elements = list(elements_of(chunks, self._codec))
         fresh = w.fresh.get(name, ())
         pairs = fresh if kind == "collect" else ((seq, value) for value, seq in dict(fresh).items())
-        elements.extend(((self._batch, seq), value) for seq, value in pairs)
+        elements.extend(((self._arrival, seq), value) for seq, value in pairs)
         return in_arrival(elements, kind)
 
     # --- to bytes and back ---
@@ -319,7 +319,7 @@ class Accumulators:
                 kind = self.aggregations[name].kind
                 pairs = found if kind == "collect" else [(seq, value) for value, seq in found.items()]
                 if pairs:
-                    cell = _chunks(w.ids[0], kind, name) + b"%012d" % self._batch
+                    cell = _chunks(w.ids[0], kind, name) + b"%012d" % self._arrival
                     yield cell, self._codec.encode([list(pair) for pair in pairs])
 
 
@@ -334,9 +334,9 @@ def _chunks(one: str, kind: str, name: str) -> bytes:
 def elements_of(chunks: Iterable[tuple[bytes, bytes]], codec: Codec) -> Iterator[tuple[Stamp, Any]]:
     """What some cells have collected, each with its place in the order of arrival."""
     for cell, data in chunks:
-        batch = int(cell.rpartition(b"/")[2])
+        arrival = int(cell.rpartition(b"/")[2])
         for seq, value in codec.decode(data):
-            yield (batch, seq), value
+            yield (arrival, seq), value
 
 
 def in_arrival(elements: list[tuple[Stamp, Any]], kind: str) -> list[Any]:
