@@ -28,6 +28,7 @@ from millpond.pipeline.table import Table, table_options
 from millpond.run.commit import Driver, Hook
 from millpond.run.loop import Settings, run
 from millpond.run.maintenance import Progress
+from millpond.run.plan import as_of
 from millpond.run.retention import keeping
 from millpond.steps.expiring_table import begin as begin_table
 from millpond.steps.failure import OnError, checked
@@ -240,7 +241,7 @@ class App(Life):
         take_back: Sequence[str] = (),
         accept: Sequence[str] = (),
     ) -> None:
-        """Run on Spark until stopped, or until every source is read with `until="caught-up"`.
+        """Run on Spark until stopped or, with `until="caught-up"`, until all is read that is there as the run begins.
 
         SIGINT and SIGTERM end it after the batch in hand. `spark` is the session to run on; without one a
         local session is made. A batch reads about `max_rows` rows and at most about `max_bytes` bytes, and
@@ -295,6 +296,8 @@ class App(Life):
         if self._running:
             raise InvalidUse(f"app {self.name!r} is running already in this process")
         program = self.program()
+        if settings.until == "caught-up":  # what arrives from now on is for the next run
+            program = as_of(program, self._clock.now())
         self._stop.clear()
         self._running = True
         try:

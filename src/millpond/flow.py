@@ -121,6 +121,27 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class SnapshotSource(Source, Protocol):
+    """A source that can leave out what arrives from now on: what `run(until="caught-up")` needs to end.
+
+    >>> import millpond as mp
+    >>> rows = ["a", "b"]
+    >>> source = mp.sources.rows(rows).as_of(now=0.0)
+    >>> rows.append("c")
+    >>> [split] = source.plan({}, mp.Limit(rows=100, bytes=1 << 20), now=1.0)
+    >>> split.stop
+    2
+    """
+
+    def as_of(self, now: float) -> Source:
+        """On the driver, once, as a run begins: the same source, in which nothing arrives any more.
+
+        Its positions are this source's own: a later run goes on from them with what it left out.
+        """
+        ...
+
+
+@runtime_checkable
 class BoundedSource(Source, Protocol):
     """A source that can be read up to a position, and no further: what a rebuild needs.
 

@@ -23,7 +23,7 @@ def run(
         str, typer.Argument(metavar="APP.PY[:NAME]", help="The file, and the App in it if it has several.")
     ],
     until: Annotated[
-        Until | None, typer.Option(help="End when every source is read; without it, run until stopped.")
+        Until | None, typer.Option(help="End when all is read that is there now; without it, run until stopped.")
     ] = None,
     every: Annotated[str, typer.Option(help="How often a batch begins where there is little to do.")] = "1s",
     max_rows: Annotated[int, typer.Option(min=1, help="About how many rows a batch reads.")] = 100_000,

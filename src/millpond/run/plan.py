@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from millpond.errors import Incompatible
+from millpond.flow import SnapshotSource
 from millpond.log.record import Record
-from millpond.pipeline.graph import Program
+from millpond.pipeline.graph import Node, Program, Read
 from millpond.run.context import Planned, Stage
 
 log = logging.getLogger("millpond")
@@ -29,6 +31,20 @@ def grouped(planned: Sequence[Planned], slots: int) -> list[list[Planned]]:
         groups[-1].append(item)
         done += weight
     return groups
+
+
+def as_of(program: Program, now: float) -> Program:
+    """The program with sources that hold what they hold now, and no more, where they can.
+
+    A source of the user's without `as_of` stays as it is. A streaming DataFrame is bounded by Spark.
+    """
+
+    def bounded(node: Node) -> Node:
+        if isinstance(node.op, Read) and isinstance(node.op.source, SnapshotSource):
+            return replace(node, op=replace(node.op, source=node.op.source.as_of(now)))
+        return node
+
+    return replace(program, nodes=tuple(map(bounded, program.nodes)))
 
 
 def disagreement(stage: Stage, partitions: int) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from millpond.errors import InvalidUse
@@ -48,6 +50,7 @@ class FileSource:
         self._format = format
         self._bytes_per_row = FIRST_GUESS
         self._footers: dict[str, tuple[File, Footer]] = {}
+        self._sizes: dict[str, int] | None = None  # of the files to plan, by place; None means all
 
     def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
         """What to read next; nothing when all complete rows of all files are read.
@@ -56,12 +59,22 @@ class FileSource:
         file holds less than was read of it.
         """
         files = self._location.list()
+        if self._sizes is not None:
+            files = [file for file in files if file.place in self._sizes]
         if not files:
             return []
         format = self._format or format_of(files)
         if format == "parquet":
             return parquet.plan(files, position, limit, self._footer)
+        if self._sizes is not None:  # the first bytes of a file that has grown are a file, too
+            files = [replace(file, size=min(file.size, self._sizes[file.place])) for file in files]
         return text.plan(files, position, limit, self._bytes_per_row, format)
+
+    def as_of(self, now: float) -> FileSource:
+        """The same files as they are now: without those that are added, and what is appended, from now on."""
+        made = copy(self)
+        made._sizes = {file.place: file.size for file in self._location.list()}
+        return made
 
     def plan_to(self, position: Mapping[str, Any], end: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
         """What to read next of the rows before `end`; nothing when they are read.
@@ -99,7 +112,7 @@ class FileSource:
         return known[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_footers": {}}  # what the driver knows is of no use to a task
+        return {**self.__dict__, "_footers": {}, "_sizes": None}  # what the driver knows is of no use to a task
 
     def __repr__(self) -> str:
         return f"files({self._location.path!r}, format={self._format!r})"

@@ -43,9 +43,11 @@ class RateSource:
             start = start.timestamp()
         self._rate = rows_per_second
         self._since = None if start is None else float(start)
+        self._until: float | None = None  # the time after which no row is due
 
     def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
         """The rows that are due at `now` and not given yet, at most `limit.rows`."""
+        now = now if self._until is None else min(now, self._until)
         if PLACE in position:
             n, since, first, rate = (position[PLACE][name] for name in ("n", "since", "first", "rate"))
             if rate != self._rate:
@@ -60,6 +62,13 @@ class RateSource:
             Split(PLACE, begin, end, weight=16 * (end - begin), detail=detail)
             for begin, end in cut(n, stop, smallest=SMALLEST_SPLIT, largest=LARGEST_SPLIT)
         ]
+
+    def as_of(self, now: float) -> RateSource:
+        """The same rows, without those that fall due from now on."""
+        self._since = now if self._since is None else self._since
+        made = RateSource(self._rate, self._since)
+        made._until = now
+        return made
 
     def plan_to(self, position: Mapping[str, Any], end: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
         """The rows before `end`, at the pace that `end` tells."""

@@ -31,6 +31,7 @@ class RowSource:
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
             raise InvalidUse(f"rows(list): expected a list of rows, got {type(rows).__name__}. Put the row in a list.")
         self._rows: list[Any] | None = rows if isinstance(rows, list) else list(rows)
+        self._end: int | None = None  # of the rows that are planned; nothing means all
 
     def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
         """The next rows, at most `limit.rows`; nothing when all are read."""
@@ -42,7 +43,15 @@ class RowSource:
                 f"rows(list): expected the {start} rows that were read before, and the list holds "
                 f"{len(self._rows)}. Give the same rows again, new ones after them, or clear the state."
             )
-        return self._splits(start, len(self._rows), limit)
+        return self._splits(start, len(self._rows) if self._end is None else self._end, limit)
+
+    def as_of(self, now: float) -> RowSource:
+        """The same rows, without those that are appended from now on."""
+        if self._rows is None:
+            raise InvalidUse("rows(list): this copy came out of a pickle, and only the original can plan")
+        made = RowSource(self._rows)
+        made._end = len(self._rows)
+        return made
 
     def plan_to(self, position: Mapping[str, Any], end: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
         """The next rows before `end`; nothing when they are read."""
@@ -67,7 +76,7 @@ class RowSource:
             yield Chunk(part, first + len(part), partial(_where, first))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_rows": None}
+        return {"_rows": None, "_end": None}
 
     def __repr__(self) -> str:
         return f"rows(<{len(self._rows)} rows>)" if self._rows is not None else "rows(<read only>)"

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.clock import ManualClock
-from millpond.flow import BoundedSource, Chunk, JsonLines, Limit, Source, Split
+from millpond.flow import BoundedSource, Chunk, JsonLines, Limit, SnapshotSource, Source, Split
 
 LIMITS = [1, 2, 7, 1_000, 10**6]
 MANY_BATCHES = 10_000
@@ -311,6 +311,26 @@ class SourceSuite:
                     found += rows_of(chunk)
                     at[split.place] = chunk.position
         assert found == rows
+
+    @pytest.mark.parametrize("limit", [2, 10**6])
+    def test_a_snapshot_ends_where_the_source_ended_when_it_was_taken(
+        self,
+        make_source: Callable[[Rows], Source],
+        add_rows: Callable[[Rows], object] | None,
+        clock: ManualClock,
+        limit: int,
+    ) -> None:
+        rows, more = self.some_rows(0, 5), self.some_rows(5, 3)
+        source = make_source(rows)
+        if not isinstance(source, SnapshotSource):
+            pytest.skip("this source has no as_of")
+        snapshot = source.as_of(clock.now())
+        if add_rows is not None:
+            add_rows(more)
+        done = list(batches(snapshot, limit, clock.now()))
+        assert [row for batch in done for row in batch.rows] == rows
+        later = batches(source, limit, clock.now(), done[-1].position)
+        assert [row for batch in later for row in batch.rows] == (more if add_rows is not None else [])
 
     def test_a_row_can_be_found_again(self, make_source: Callable[[Rows], Source], clock: ManualClock) -> None:
         source = make_source(self.some_rows(0, 3))
