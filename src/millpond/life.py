@@ -12,7 +12,7 @@ from millpond.errors import InvalidUse
 from millpond.log.ledger import Ledger
 from millpond.log.record import FORMAT, Record
 from millpond.pipeline import graph as g
-from millpond.run.heartbeat import seems_running
+from millpond.run.heartbeat import check_stopped
 from millpond.run.rebuild import Difference, differences, reach, shadow_name, switched
 from millpond.run.retention import Keep
 from millpond.run.undoing import Ranges, staying, void_deliveries
@@ -134,16 +134,16 @@ class Life(Upkeep):
             forget_replicas(shadow_name(self.name, step), None, self.local_dir)
         return found
 
-    def clear_state(self) -> None:
+    def clear_state(self, *, force: bool = False) -> None:
         """Forget all state, positions and open outputs: the next run reads its input from the beginning.
 
-        Refused while the app runs. A new incarnation begins, so what was delivered before is never mistaken
-        for what comes.
+        Refused while the app seems to run, unless with `force`. A new incarnation begins, so what was delivered
+        before is never mistaken for what comes.
 
         >>> import millpond as mp
         >>> mp.App("orders", state_dir="memory://").clear_state()
         """
-        last = self._stopped("clear_state")
+        last = self._stopped("clear_state", force)
         if last is None:
             return
         number = last.number + 1
@@ -169,13 +169,13 @@ class Life(Upkeep):
         forget_replicas(self.name, last.incarnation, self.local_dir)
         forget_files(self.storage, self.name, before=number)
 
-    def drop_outputs(self, sink: str) -> None:
+    def drop_outputs(self, sink: str, *, force: bool = False) -> None:
         """Give up the outputs that were not delivered to a sink which is gone from the program.
 
         >>> import millpond as mp
         >>> mp.App("orders", state_dir="memory://").drop_outputs("totals")
         """
-        last = self._stopped("drop_outputs")
+        last = self._stopped("drop_outputs", force)
         if last is not None and sink in last.deliveries:
             ledger = Ledger(self.storage, self.name, self._clock)
             dropped = {sink: _undelivered(ledger, last)[sink]}
@@ -191,11 +191,12 @@ class Life(Upkeep):
             ledger.append(record, last)
             void_deliveries(self.program(), ledger, self.name, dropped)
 
-    def _stopped(self, what: str) -> Record | None:
-        beat = seems_running(self.storage, self.name, self._clock)
-        if self._running or beat is not None:
-            who = "in this process" if beat is None else f"on {beat.host}, process {beat.pid}"
-            raise InvalidUse(f"{what}: app {self.name!r} is running {who}. Stop it first; nothing was changed.")
+    def _stopped(self, what: str, force: bool) -> Record | None:
+        if self._running:
+            raise InvalidUse(
+                f"{what}: app {self.name!r} is running in this process. Stop it first; nothing was changed."
+            )
+        check_stopped(self.storage, self.name, self._clock, what, force=force)
         return Ledger(self.storage, self.name, self._clock).newest()
 
 

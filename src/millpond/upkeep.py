@@ -41,8 +41,10 @@ class StateChange:
 
 
 class Upkeep(ABC):
-    """The actions of an app, and of one that is only opened. Each refuses to begin while the app runs, changes
+    """The actions of an app, and of one that is only opened. Each refuses to begin while the app seems to run, changes
     nothing until its one commit, and can be killed at any moment and called again.
+
+    `force` says that the app does not run, whatever its heartbeat says. If it does after all, its driver is fenced.
     """
 
     name: str
@@ -53,11 +55,13 @@ class Upkeep(ABC):
     def _kept(self) -> Storage:
         """Where the app's log lives."""
 
-    def _caretaker(self, progress: Progress | None = None) -> Caretaker:
-        made = Caretaker(self._kept, self.name, self._clock)
+    def _caretaker(self, progress: Progress | None = None, force: bool = False) -> Caretaker:
+        made = Caretaker(self._kept, self.name, self._clock, force=force)
         return made if progress is None else replace(made, progress=progress)
 
-    def rescale(self, partitions: int, *, dry_run: bool = False, progress: Progress | None = None) -> str:
+    def rescale(
+        self, partitions: int, *, dry_run: bool = False, progress: Progress | None = None, force: bool = False
+    ) -> str:
         """Move the state to another count of partitions, and say what was moved; `dry_run` only says it.
 
         An app that starts with another `partitions=` does the same by itself. `progress`, here and in the
@@ -66,9 +70,11 @@ class Upkeep(ABC):
         >>> import millpond as mp
         >>> def grow(): mp.open("state", "orders").rescale(8)
         """
-        return self._caretaker(progress).rescale(partitions, dry_run=dry_run)
+        return self._caretaker(progress, force).rescale(partitions, dry_run=dry_run)
 
-    def rollback(self, batch: int, *, dry_run: bool = False, progress: Progress | None = None) -> str:
+    def rollback(
+        self, batch: int, *, dry_run: bool = False, progress: Progress | None = None, force: bool = False
+    ) -> str:
         """Go back to an earlier batch: state, positions in the sources and event time, in one commit.
 
         The next run reads on from there. File sinks give back what came later, at once if the program is there, and
@@ -78,7 +84,7 @@ class Upkeep(ABC):
         >>> import millpond as mp
         >>> def undo(): print(mp.open("state", "orders").rollback(41, dry_run=True))
         """
-        text = self._caretaker(progress).rollback(batch, dry_run=dry_run)
+        text = self._caretaker(progress, force).rollback(batch, dry_run=dry_run)
         return f"{text}; {self._sinks_back(batch, dry_run)}"
 
     def _sinks_back(self, batch: int, dry_run: bool) -> str:
@@ -86,13 +92,13 @@ class Upkeep(ABC):
         sinks = ", ".join(sorted(newest.deliveries)) if newest is not None else ""
         return f"{sinks} go back when the program next starts, if they can" if sinks else "there are no sinks"
 
-    def drop_step(self, step: str, *, dry_run: bool = False) -> str:
+    def drop_step(self, step: str, *, dry_run: bool = False, force: bool = False) -> str:
         """Forget the state of a step that is no longer in the program, and say how much it was.
 
         >>> import millpond as mp
         >>> def tidy(): mp.open("state", "orders").drop_step("old-total")
         """
-        return self._caretaker().drop(step, dry_run=dry_run)
+        return self._caretaker(force=force).drop(step, dry_run=dry_run)
 
     def compact(
         self,
@@ -100,6 +106,7 @@ class Upkeep(ABC):
         *,
         dry_run: bool = False,
         progress: Progress | None = None,
+        force: bool = False,
     ) -> str:
         """Merge the whole log into runs now, and remove what nothing needs any more.
 
@@ -110,7 +117,7 @@ class Upkeep(ABC):
         >>> def tidy(): print(mp.open("state", "orders").compact(keep="7d"))
         """
         kept = self._keep if keep is None else keeping(keep, "compact(keep)")
-        return self._caretaker(progress).compact(kept, dry_run=dry_run)
+        return self._caretaker(progress, force).compact(kept, dry_run=dry_run)
 
     @property
     def _keep(self) -> Keep | None:
@@ -140,14 +147,21 @@ class Upkeep(ABC):
         """
         return self._caretaker(progress).savepoint(open_storage(str(path)), batch, dry_run=dry_run)
 
-    def restore(self, path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress | None = None) -> str:
+    def restore(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+        force: bool = False,
+    ) -> str:
         """Begin with the state of a savepoint: an app that never ran or was cleared, of any name, whatever its
         count of partitions.
 
         >>> import millpond as mp
         >>> def again(): mp.App("orders-2", partitions=8).restore("savepoints/friday")
         """
-        return self._caretaker(progress).restore(open_storage(str(path)), dry_run=dry_run)
+        return self._caretaker(progress, force).restore(open_storage(str(path)), dry_run=dry_run)
 
     def changes(self, step: str, after: int = -1) -> Iterator[StateChange]:
         """Every change of a step's state that is within reach, batch by batch, after a batch.

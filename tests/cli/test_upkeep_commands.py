@@ -101,7 +101,10 @@ def test_nothing_is_done_while_the_app_runs(millpond: Millpond, command: tuple[s
     result = millpond(*command)
     assert result.exit_code == 1
     assert "app 'orders' is running on" in result.stderr
+    assert "--force" in result.stderr
     assert files() == before
+    result = millpond(*command, "--force")
+    assert result.exit_code == 0, result.stderr
 
 
 # --- rollback ---

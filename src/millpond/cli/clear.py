@@ -9,6 +9,7 @@ import typer
 from millpond.app import App
 from millpond.cli.output import note
 from millpond.cli.place import AppName, StateDir, name_of
+from millpond.cli.upkeep import Force
 from millpond.errors import InvalidUse
 
 
@@ -16,6 +17,7 @@ def clear(
     state_dir: StateDir = "state",
     app: AppName = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    force: Force = False,
 ) -> None:
     """Forget an app's state, positions and open outputs: its next run reads its input from the beginning.
 
@@ -25,7 +27,7 @@ def clear(
     found = App(name, state_dir=state_dir)
     if not yes and not _confirmed(name, found.storage.url):
         raise InvalidUse(f"app {name!r} was not cleared. Say --yes to do it without being asked.")
-    found.clear_state()
+    found.clear_state(force=force)
     note(f"app {name!r} in {found.storage.url}: cleared; its next run reads its input from the beginning")
 
 

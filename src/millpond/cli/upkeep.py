@@ -17,6 +17,9 @@ from millpond.storage import open_storage
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Go on even if the app seems to run; a driver that does is fenced.")
+]
 Place = Annotated[str, typer.Argument(metavar="PATH", help="Where the savepoint is: a path or an object-store URL.")]
 
 
@@ -25,11 +28,12 @@ def rescale(
     state_dir: StateDir = "state",
     app: AppName = None,
     dry_run: DryRun = False,
+    force: Force = False,
 ) -> None:
     """Move an app's state to another number of partitions. Refused while the app runs."""
     found = chosen(state_dir, app)
     with waiting("rescale") as progress:
-        said = found.rescale(partitions, dry_run=dry_run, progress=progress)
+        said = found.rescale(partitions, dry_run=dry_run, progress=progress, force=force)
     _tell(found, "would rescale" if dry_run else "rescaled", said)
 
 
@@ -42,6 +46,7 @@ def rollback(
     state_dir: StateDir = "state",
     app: AppName = None,
     dry_run: DryRun = False,
+    force: Force = False,
     yes: Yes = False,
 ) -> None:
     """Go back to an earlier batch: state, positions in the sources and event time. Refused while the app runs.
@@ -50,13 +55,15 @@ def rollback(
     so at once, and the program says where the state is.
     """
     with of_program(program, state_dir, app) as found:
-        would = found.rollback(batch, dry_run=True)  # what cannot be done is refused before anyone is asked
+        would = found.rollback(
+            batch, dry_run=True, force=force
+        )  # what cannot be done is refused before anyone is asked
         if dry_run:
             return _tell(found, "would go", would)
         if not yes and not _confirmed(f"Take app {found.name!r} in {found.storage.url} {would}?"):
             raise InvalidUse(f"app {found.name!r} was not rolled back. Say --yes to do it without being asked.")
         with waiting("rollback") as progress:
-            said = found.rollback(batch, progress=progress)
+            said = found.rollback(batch, progress=progress, force=force)
         _tell(found, "went", said)
 
 
@@ -68,6 +75,7 @@ def compact(
     state_dir: StateDir = "state",
     app: AppName = None,
     dry_run: DryRun = False,
+    force: Force = False,
 ) -> None:
     """Merge an app's whole log, and remove what nothing needs. Refused while the app runs.
 
@@ -76,7 +84,7 @@ def compact(
     found = chosen(state_dir, app)
     past = None if keep is None else int(keep) if keep.isdigit() else keep
     with waiting("compact") as progress:
-        said = found.compact(past, dry_run=dry_run, progress=progress)
+        said = found.compact(past, dry_run=dry_run, progress=progress, force=force)
     _tell(found, "would compact" if dry_run else "compacted", said)
 
 
@@ -85,16 +93,17 @@ def drop_step(
     state_dir: StateDir = "state",
     app: AppName = None,
     dry_run: DryRun = False,
+    force: Force = False,
     yes: Yes = False,
 ) -> None:
     """Forget the state of a step that is no longer in the program. Refused while the app runs."""
     found = chosen(state_dir, app)
-    said = found.drop_step(step, dry_run=True)
+    said = found.drop_step(step, dry_run=True, force=force)
     if dry_run:
         return _tell(found, "would drop", said)
     if not yes and not _confirmed(f"Forget {said} of app {found.name!r} in {found.storage.url}?"):
         raise InvalidUse(f"step {step!r} was not dropped. Say --yes to do it without being asked.")
-    _tell(found, "dropped", found.drop_step(step))
+    _tell(found, "dropped", found.drop_step(step, force=force))
 
 
 def savepoint(
@@ -116,11 +125,12 @@ def restore(
     state_dir: StateDir = "state",
     app: Annotated[str | None, typer.Option("--app", help="The new app's name; else that of the one saved.")] = None,
     dry_run: DryRun = False,
+    force: Force = False,
 ) -> None:
     """Begin an app with the state of a savepoint. Refused if it has state already."""
     found = App(app or saved_in(open_storage(path)).record.app, state_dir=state_dir)
     with waiting("restore") as progress:
-        said = found.restore(path, dry_run=dry_run, progress=progress)
+        said = found.restore(path, dry_run=dry_run, progress=progress, force=force)
     _tell(found, "would restore" if dry_run else "restored", said)
 
 

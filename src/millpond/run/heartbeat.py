@@ -1,18 +1,33 @@
-"""The heartbeat: a file that says, politely, who seems to be running an app. It locks nothing."""
+"""The heartbeat: a file that says who seems to be running an app, so that maintenance does not begin beside it.
+
+It locks nothing. A driver writes it every few seconds, from a thread, for as long as it owns the app; a heartbeat that
+is not fresh counts for nothing. On the machine that wrote it a dead process is noticed at once, by its id and the time
+at which it was started: an id alone says little, because the first process of a container always has the same one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from millpond.clock import Clock
+from millpond.errors import Corrupt, InvalidUse, MillpondError
+from millpond.log import checked
 from millpond.log.paths import Paths
+from millpond.replica.home import boot
+from millpond.run.owner import Owner
 from millpond.storage import Storage
 
-FRESH = 30.0  # seconds after which a heartbeat from another host counts for nothing
+FRESH = 30.0  # seconds after which a heartbeat counts for nothing
 BEAT = 5.0
+_OLD = b'{"driver"'  # how the file began before it had a checksum
 
 
 class Beat(msgspec.Struct):
@@ -23,51 +38,104 @@ class Beat(msgspec.Struct):
     pid: int
     time: float
     number: int
+    machine: str = ""  # process ids can be compared within one of these
+    started: str = ""  # when the process was, in whatever way the machine tells that
 
 
 class Heartbeat:
-    """Writes an app's heartbeat, not more often than every few seconds."""
+    """Writes an app's heartbeat."""
 
     def __init__(self, storage: Storage, app: str, driver: str, clock: Clock) -> None:
         self._storage, self._path, self._driver, self._clock = storage, Paths(app).heartbeat, driver, clock
-        self._last = float("-inf")
 
     def beat(self, number: int) -> None:
-        now = self._clock.now()
-        if now - self._last >= BEAT:
-            self._last = now
-            beat = Beat(self._driver, socket.gethostname(), os.getpid(), now, number)
-            self._storage.put(self._path, msgspec.json.encode(beat))
+        """Say that the driver runs, and has come to this record."""
+        pid = os.getpid()
+        beat = Beat(self._driver, socket.gethostname(), pid, self._clock.now(), number, _machine(), _started(pid) or "")
+        checked.write(self._storage, self._path, beat)
 
     def stop(self) -> None:
-        """Take the heartbeat away, unless another driver has taken it over."""
+        """Remove the heartbeat, unless another driver has written it."""
         beat = _read(self._storage, self._path)
         if beat is not None and beat.driver == self._driver:
             self._storage.delete([self._path])
 
 
+class Beating:
+    """A thread that writes a driver's heartbeat until the driver stops or another one owns the app.
+
+    `lost` is set in the latter case, and no heartbeat is written any more: the file is the other's.
+    """
+
+    def __init__(self, storage: Storage, owner: Owner, clock: Clock, every: float = BEAT) -> None:
+        self._owner, self._every = owner, every
+        self._heartbeat = Heartbeat(storage, owner.last.app, owner.id, clock)
+        self._stopped, self.lost = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="millpond-heartbeat", daemon=True)
+
+    def __enter__(self) -> Beating:
+        with contextlib.suppress(MillpondError):
+            self._heartbeat.beat(self._owner.last.number)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stopped.set()
+        self._thread.join(FRESH)
+        with contextlib.suppress(MillpondError):
+            self._heartbeat.stop()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._every):
+            with contextlib.suppress(MillpondError):  # the next beat tries again
+                if not self._owner.owns():
+                    return self.lost.set()
+                self._heartbeat.beat(self._owner.last.number)
+
+
 def seems_running(storage: Storage, app: str, clock: Clock) -> Beat | None:
-    """Who seems to be running the app; nobody if the last heartbeat is old or its process is gone."""
+    """Who seems to be running the app; None if the last heartbeat is old, or its process is known to be gone."""
     beat = _read(storage, Paths(app).heartbeat)
-    if beat is None:
+    if beat is None or clock.now() - beat.time >= FRESH:
         return None
-    if beat.host == socket.gethostname():
-        return beat if _alive(beat.pid) else None
-    return beat if clock.now() - beat.time < FRESH else None
+    if beat.started and beat.machine == _machine() and _started(beat.pid) != beat.started:
+        return None
+    return beat
+
+
+def check_stopped(storage: Storage, app: str, clock: Clock, what: str, *, force: bool = False) -> None:
+    """Refuse an action on an app that seems to run, unless its caller knows better."""
+    beat = None if force else seems_running(storage, app, clock)
+    if beat is not None:
+        age = max(0, round(clock.now() - beat.time))
+        raise InvalidUse(
+            f"{what}: app {app!r} is running on {beat.host}, process {beat.pid}, and said so {age} s ago. Stop it "
+            f"first. If that process is gone, wait {round(FRESH)} s, or say --force (force=True in Python): a driver "
+            "that runs after all is then fenced, and loses nothing. Nothing was changed."
+        )
 
 
 def _read(storage: Storage, path: str) -> Beat | None:
     try:
-        return msgspec.json.decode(storage.get(path) or b"", type=Beat)
-    except msgspec.MsgspecError:
+        data = checked.read(storage, path, old=_OLD)
+        return None if data is None else msgspec.json.decode(data, type=Beat)
+    except (Corrupt, msgspec.MsgspecError):  # it says nothing, and locks nothing
         return None
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _machine() -> str:
+    """Where process ids mean the same: the machine since it was booted, and the container."""
+    with contextlib.suppress(OSError):
+        return f"{boot()} {os.readlink('/proc/self/ns/pid')}"
+    return f"{boot()} {socket.gethostname()}"
+
+
+def _started(pid: int) -> str | None:
+    """When a process was started, as text to compare; None if there is no such process."""
+    if Path("/proc/self/stat").exists():
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        except (OSError, IndexError):
+            return None
+    found = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None

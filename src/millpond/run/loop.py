@@ -13,11 +13,12 @@ from millpond.clock import Clock
 from millpond.errors import Fenced, MillpondError, StepFailed, Unavailable
 from millpond.flow import Limit
 from millpond.run.commit import Driver
-from millpond.run.heartbeat import Heartbeat
+from millpond.run.heartbeat import Beating
 
 log = logging.getLogger("millpond")
 
 LONGEST_PAUSE = 60.0
+LOOK_UP = 1.0  # seconds for which a waiting driver does not notice that it has lost its app
 
 
 @dataclass(frozen=True)
@@ -47,29 +48,28 @@ def run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, c
 
 def _run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
     driver = make()
-    heart = Heartbeat(driver.storage, driver.program.app, driver.owner.id, clock)
-    try:
-        _batches(driver, heart, settings, stop, clock)
-        driver.release()
-    except Fenced:
-        raise
-    except MillpondError:
-        # What was committed is delivered, and said to be, even though the next batch failed; but nobody
-        # waits for a sink that is unavailable before they hear of it.
-        driver.courier.hurry()
-        with contextlib.suppress(MillpondError):
+    with Beating(driver.storage, driver.owner, clock) as beating:
+        try:
+            _batches(driver, beating.lost, settings, stop, clock)
             driver.release()
-        raise
-    finally:
-        driver.close()
-        with contextlib.suppress(MillpondError):
-            heart.stop()
+        except Fenced:
+            raise
+        except MillpondError:
+            # What was committed is delivered, and said to be, even though the next batch failed; but nobody
+            # waits for a sink that is unavailable before they hear of it.
+            driver.courier.hurry()
+            with contextlib.suppress(MillpondError):
+                driver.release()
+            raise
+        finally:
+            driver.close()
 
 
-def _batches(driver: Driver, heart: Heartbeat, settings: Settings, stop: threading.Event, clock: Clock) -> None:
+def _batches(driver: Driver, lost: threading.Event, settings: Settings, stop: threading.Event, clock: Clock) -> None:
     limit = Limit(settings.max_rows, settings.max_bytes)
     while not stop.is_set():
-        heart.beat(driver.last.number)
+        if lost.is_set():  # a driver that has nothing to write would not notice that another owns the app
+            driver.owner.check()
         began = clock.monotonic()
         worked = driver.batch(limit)
         if not worked:  # a batch would have noticed
@@ -80,4 +80,5 @@ def _batches(driver: Driver, heart: Heartbeat, settings: Settings, stop: threadi
                     driver.batch(limit, final=True)
                 break
         elif sum(driver.last.rows.values()) * 2 < limit.rows or not worked:
-            stop.wait(max(0.0, began + settings.every - clock.monotonic()))
+            while not stop.is_set() and not lost.is_set() and (left := began + settings.every - clock.monotonic()) > 0:
+                stop.wait(min(left, LOOK_UP))

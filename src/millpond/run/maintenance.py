@@ -18,7 +18,7 @@ from millpond.log.paths import Attempt, Paths, safe
 from millpond.log.pointer import Pointer
 from millpond.log.record import FORMAT, Kind, Record
 from millpond.run.compaction import Compactor
-from millpond.run.heartbeat import seems_running
+from millpond.run.heartbeat import check_stopped
 from millpond.run.merging import Merge, merged
 from millpond.run.retention import Keep, files_of, orphans, pruned, swept
 from millpond.run.rewrite import Rewriter, When, fields
@@ -38,6 +38,7 @@ class Caretaker:
     clock: Clock
     at: At = field(default=lambda when: None)
     progress: Progress = field(default=lambda done, total: None)
+    force: bool = False  # go on even if a heartbeat says that the app runs: its driver is fenced
 
     def __post_init__(self) -> None:
         self.id = new_id()
@@ -45,12 +46,7 @@ class Caretaker:
 
     def newest(self, what: str) -> Record:
         """The newest record of an app that is there and does not run."""
-        beat = seems_running(self.storage, self.app, self.clock)
-        if beat is not None:
-            raise InvalidUse(
-                f"{what}: app {self.app!r} is running on {beat.host}, process {beat.pid}. Stop it first; nothing "
-                "was changed."
-            )
+        check_stopped(self.storage, self.app, self.clock, what, force=self.force)
         last = self.ledger.newest()
         if last is None:
             raise InvalidUse(f"{what}: {self.storage.url} holds no app {self.app!r}: check state_dir and the name")

@@ -173,6 +173,16 @@ class Owner:
             "stopped; nothing is lost."
         )
 
+    def owns(self) -> bool:
+        """Whether no other driver has claimed the app; may be asked from any thread."""
+        last = self.last
+        try:
+            self.ledger.still_has(last)
+        except Fenced:
+            return False
+        newest = self.ledger.newest(near=last.number)
+        return newest is not None and newest.driver == self.id
+
     def context(self, now: float, home: str | None, moment: Moment) -> Context:
         """The next batch, as its tasks see it."""
         last = self.last
