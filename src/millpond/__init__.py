@@ -31,7 +31,7 @@ from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
 from millpond.run.maintenance import Verdict
-from millpond.run.rebuild import Difference
+from millpond.run.rebuild import Difference, Rebuilt
 from millpond.steps.external import external
 from millpond.steps.failure import retry
 from millpond.steps.migration import lazily
@@ -68,6 +68,7 @@ __all__ = [
     "KeyedStream",
     "Limit",
     "Moment",
+    "Rebuilt",
     "Sink",
     "Source",
     "Split",

@@ -30,6 +30,7 @@ from millpond.run.loop import Settings, run
 from millpond.run.maintenance import Progress
 from millpond.run.plan import as_of
 from millpond.run.retention import keeping
+from millpond.run.runtime import Runtime
 from millpond.steps.expiring_table import begin as begin_table
 from millpond.steps.failure import OnError, checked
 from millpond.storage import Storage, open_storage
@@ -209,11 +210,6 @@ class App(Life):
             self._storage = open_storage(self.state_dir)
         return self._storage
 
-    def _named(self, name: str, partitions: int | None) -> App:
-        made = App(name, self.state_dir, partitions, local_dir=self.local_dir)
-        made._storage, made._clock = self._storage, self._clock
-        return made
-
     def _shared_storage(self) -> Storage:
         """The storage, where processes of their own can reach it, as workers are."""
         storage = self.storage
@@ -332,6 +328,13 @@ class App(Life):
                 run(make, settings, self._stop, self._clock)
         finally:
             self._running = False
+
+    @contextlib.contextmanager
+    def _runtime(self, program: g.Program, spark: Any) -> Iterator[Runtime]:
+        from millpond.runtimes.spark import SparkRuntime
+
+        with SparkRuntime.opened(program, self._shared_storage().url, spark) as runtime:
+            yield runtime
 
     def start(self, **how: Any) -> None:
         """The same as `run`, without blocking: for notebooks.

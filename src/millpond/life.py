@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
-from typing import Any, Self
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
-from millpond.clock import new_id
-from millpond.codec import encode_key
+from millpond.clock import Clock, new_id
 from millpond.errors import InvalidUse
 from millpond.log.ledger import Ledger
 from millpond.log.record import FORMAT, Record
 from millpond.pipeline import graph as g
 from millpond.run.heartbeat import check_stopped
-from millpond.run.rebuild import Difference, differences, reach, shadow_name, switched
+from millpond.run.rebuild import Rebuild, Rebuilt, forget_shadows
 from millpond.run.retention import Keep
+from millpond.run.runtime import Runtime
 from millpond.run.undoing import Ranges, staying, void_deliveries
 from millpond.sinks.discard import DiscardSink
 from millpond.storage import Storage
@@ -43,12 +44,12 @@ class Life(Upkeep):
         """What the app does, made ready to run."""
 
     @abstractmethod
-    def run(self, until: Any = None, spark: Any = None) -> None:
-        """Run on Spark."""
+    def _shared_storage(self) -> Storage:
+        """The storage, where processes of their own can reach it."""
 
     @abstractmethod
-    def _named(self, name: str, partitions: int | None) -> Self:
-        """An app of another name and nothing in it, which keeps its state in the same place."""
+    def _runtime(self, program: g.Program, spark: Any) -> AbstractContextManager[Runtime]:
+        """Whatever runs the tasks of a program, on a Spark session."""
 
     @property
     def _kept(self) -> Storage:
@@ -86,53 +87,30 @@ class Life(Upkeep):
             home=self.local_dir,
         )
 
-    def shadow(self, step: str) -> Self:
-        """An app that makes the state of a step anew from the input: the same program, without its sinks.
+    def rebuild(self, step: str, spark: Any = None, *, switch: bool = False, force: bool = False) -> Rebuilt:
+        """Make a step's state again from the input, and compare it with the live one.
 
-        `rebuild` runs it. It keeps its state beside this app's, under a name of its own, and goes on from where it
-        was when it is run again.
-
-        >>> import millpond as mp
-        >>> app = mp.App("orders", state_dir="memory://")
-        >>> app.shadow("total").name
-        'orders~total'
-        """
-        newest = Ledger(self.storage, self.name, self._clock).newest()
-        partitions = self.partitions if newest is None else newest.partitions
-        made = self._named(shadow_name(self.name, step), partitions)
-        for node in self._graph.nodes:
-            op = replace(node.op, sink=DiscardSink()) if isinstance(node.op, g.Deliver) else node.op
-            made._graph.nodes.append(replace(node, op=op))
-        return made
-
-    def rebuild(self, step: str, spark: Any = None, *, switch: bool = False) -> list[Difference]:
-        """Make a step's state anew from the input alone, and compare it with the live one.
-
-        Nothing is sent to a sink again, and the app may run meanwhile. With `switch` the rebuilt state takes the
-        place of the live one, in one commit; the app must have stopped, and have read what the rebuild has read.
+        The batches of the app are run again up to its newest one, with the bounds, the clock and the event time that
+        they had; the logger warns of those whose records are no longer kept. Nothing is sent to a sink, and the app may
+        run meanwhile. With `switch` the rebuilt state takes the place of the live one in one commit; the app must have
+        stopped before.
 
         >>> import millpond as mp
         >>> def again(app): print(app.rebuild("total", switch=True))
         """
-        self.shadow(step).run(until="caught-up", spark=spark)
-        return self.rebuilt(step, switch=switch)
-
-    def rebuilt(self, step: str, *, switch: bool = False) -> list[Difference]:
-        """The second half of `rebuild`, for a `shadow` that was run already.
-
-        >>> import millpond as mp
-        >>> def compare(app): return app.rebuilt("total")
-        """
-        behind = reach(self.storage, self._clock, self.name, step, list(self.program().reads))
-        if behind:
-            raise InvalidUse(f"rebuild({step!r}): {behind}. Nothing was changed.")
-        views = (self.state(step), self.shadow(step).state(step))
-        live, made = ({encode_key(key): value for key, value in view.items()} for view in views)
-        found = list(differences(live, made))
         if switch:
-            switched(self._kept, self._clock, self.name, step)
-            forget_replicas(shadow_name(self.name, step), None, self.local_dir)
-        return found
+            self._stopped(f"rebuild({step!r}, switch=True)", force)
+        storage = self._shared_storage()
+        return rebuilt(
+            self.program(),
+            step,
+            storage,
+            self._clock,
+            self.local_dir,
+            lambda program: self._runtime(program, spark),
+            switch=switch,
+            force=force,
+        )
 
     def clear_state(self, *, force: bool = False) -> None:
         """Forget all state, positions and open outputs: the next run reads its input from the beginning.
@@ -204,3 +182,35 @@ def _undelivered(ledger: Ledger, last: Record) -> Ranges:
     """The records whose outputs may not have reached each sink yet."""
     first = max(last.born, ledger.floor())
     return {sink: [(max(first, number + 1), last.number)] for sink, number in last.deliveries.items()}
+
+
+def rebuilt(
+    program: g.Program,
+    step: str,
+    storage: Storage,
+    clock: Clock,
+    home: str | None,
+    runtime: Callable[[g.Program], AbstractContextManager[Runtime]],
+    *,
+    switch: bool,
+    force: bool = False,
+    **how: Any,
+) -> Rebuilt:
+    """Rebuild a step of a program, whatever runs its tasks. The shadow is removed, however it ends."""
+
+    def view(app: str, batch: int | None, at: Clock) -> StateView:
+        return StateView(storage, app, step, at, step=program.steps[step], types=program.types, home=home, batch=batch)
+
+    for left in forget_shadows(storage, program.app, clock):
+        forget_replicas(left, None, home)
+    made = Rebuild(program, step, storage, clock, home, DiscardSink())
+    try:
+        with runtime(made.program) as found:
+            made.run(found, **how)
+        differences = made.differences(view)
+        if switch:
+            made.switch(force=force)
+        return differences
+    finally:
+        made.forget()
+        forget_replicas(made.shadow, None, home)

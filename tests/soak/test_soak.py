@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
+from core.small_rebuilds import rebuild
 from millpond.clock import SystemClock
 from millpond.flow import Limit
 from millpond.replica.local import close_below
@@ -198,8 +199,7 @@ class Soak:
             return  # it reads all of the input again
         self.run()
         app = self.app()
-        self.run(app.shadow(self.name))
-        assert app.rebuilt(self.name, switch=True) == []
+        assert rebuild(app, self.name, switch=True) == []
 
     def verify(self) -> None:
         verdict = self.app().verify()

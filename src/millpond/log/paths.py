@@ -9,6 +9,7 @@
 <app>/manifests/…                          the state at some record, as lists of segments
 <app>/ledger/floor                         the number below which records may be gone
 <app>/heartbeat.json                       who seems to be running
+<app>/rebuild/<id>/…                       all of the above, of an app that rebuilds a step of this one
 savepoint.json                             what a savepoint is, in the place that it was written to
 
 `KINDS` lists them as patterns. Beside these there are only hidden files, whose names begin with a dot and which
@@ -48,6 +49,19 @@ class Attempt:
         return f"{self.batch:020d}-{self.driver}-{self.nonce}"
 
 
+_SHADOW = "\x00"  # in no name of a user's app
+
+
+def shadow_of(app: str, id: str) -> str:
+    """The name of an app that rebuilds a step of another. No app of a user's can have it, and its place is the other's.
+
+    >>> from millpond.log.paths import Paths, shadow_of
+    >>> Paths(shadow_of("orders", "5e1f")).root
+    'orders/rebuild/5e1f'
+    """
+    return f"{app}{_SHADOW}{id}"
+
+
 @dataclass(frozen=True)
 class Paths:
     """The paths of one app."""
@@ -56,7 +70,13 @@ class Paths:
 
     @property
     def root(self) -> str:
-        return safe(self.app)
+        app, _, shadow = self.app.partition(_SHADOW)
+        return f"{safe(app)}/rebuild/{shadow}" if shadow else safe(app)
+
+    @property
+    def shadows(self) -> str:
+        """Where the apps are that rebuild steps of this one."""
+        return f"{self.root}/rebuild"
 
     @property
     def ledger(self) -> str:
@@ -123,20 +143,21 @@ class FileKind:
 
 
 def _kind(name: str, pattern: str, checksum: Literal["itself", "pointer", "task"], folder: str = "") -> FileKind:
-    return FileKind(name, re.compile(pattern.replace("<attempt>", r"\d{20}-[^/]+")), checksum, folder or None)
+    pattern = pattern.replace("<app>", r"[^/]+(?:/rebuild/[^/]+)?").replace("<attempt>", r"\d{20}-[^/]+")
+    return FileKind(name, re.compile(pattern), checksum, folder or None)
 
 
 KINDS = (
-    _kind("record", r"[^/]+/ledger/\d{20}\.json", "itself"),
-    _kind("floor", r"[^/]+/ledger/floor", "itself"),
-    _kind("heartbeat", r"[^/]+/heartbeat\.json", "itself"),
+    _kind("record", r"<app>/ledger/\d{20}\.json", "itself"),
+    _kind("floor", r"<app>/ledger/floor", "itself"),
+    _kind("heartbeat", r"<app>/heartbeat\.json", "itself"),
     _kind("savepoint", re.escape(SAVEPOINT), "itself"),
-    _kind("state segment", r"[^/]+/steps/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "steps"),
-    _kind("output segment", r"[^/]+/outputs/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "outputs"),
-    _kind("position", r"[^/]+/positions/[^/]+/<attempt>\.json", "pointer", "positions"),
-    _kind("spark file", r"[^/]+/spark/[^/]+/<attempt>/.+", "pointer", "spark"),
-    _kind("manifest", r"[^/]+/manifests/<attempt>\.json", "pointer", "manifests"),
-    _kind("exchange file", r"[^/]+/exchange/<attempt>/[^/]+", "task", "exchange"),
+    _kind("state segment", r"<app>/steps/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "steps"),
+    _kind("output segment", r"<app>/outputs/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "outputs"),
+    _kind("position", r"<app>/positions/[^/]+/<attempt>\.json", "pointer", "positions"),
+    _kind("spark file", r"<app>/spark/[^/]+/<attempt>/.+", "pointer", "spark"),
+    _kind("manifest", r"<app>/manifests/<attempt>\.json", "pointer", "manifests"),
+    _kind("exchange file", r"<app>/exchange/<attempt>/[^/]+", "task", "exchange"),
 )
 FOLDERS = tuple(kind.folder for kind in KINDS if kind.folder is not None)
 

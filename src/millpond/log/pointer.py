@@ -41,6 +41,8 @@ def read(storage: Storage, pointer: Pointer) -> bytes:
 def _help(path: str) -> str:
     """What is lost with a file, and what can be done about it."""
     match path.split("/"):
+        case [_, "rebuild", *_]:
+            return "It belongs to a rebuild of a step: call rebuild again. The app itself has not been changed."
         case [app, "steps", step, partition, name] if name[:20].isdigit():
             lost = (
                 f"It holds state of step {unsafe(step)!r} in partition {int(partition)}, as of batch {int(name[:20])}"

@@ -67,6 +67,18 @@ class StreamTime(Struct, omit_defaults=True, frozen=True):
     newest: dict[str, int] = field(default_factory=dict)  # source partition → newest time
 
 
+class Began(Struct, omit_defaults=True, frozen=True):
+    """What a batch began with where the record before it does not tell: quiet streams, and the end of the input.
+
+    Together with positions, watermarks and the time of the batch it lets a rebuild run the batch again as it was.
+    """
+
+    times: dict[str, StreamTime] = field(default_factory=dict)  # stream → its event time, where quiet has moved it
+    idle: dict[str, list[str]] = field(default_factory=dict)  # stream → source partitions that held nothing back
+    asleep: list[str] = field(default_factory=list)  # streams of which nothing was expected
+    final: bool = False  # the input had ended, and what was open was closed
+
+
 class Record(Struct, kw_only=True, omit_defaults=True):
     """A record. What describes the app as a whole is carried from record to record; the rest is its own."""
 
@@ -105,6 +117,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     rows: dict[str, int] = field(default_factory=dict)  # stream → rows read by this batch
     skipped: dict[str, int] = field(default_factory=dict)  # step → rows let go by on_error
     late: dict[str, int] = field(default_factory=dict)  # step or stream → rows that came too late
+    began: Began | None = None
     checksum: str = ""
 
     @property

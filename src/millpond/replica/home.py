@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from millpond.clock import new_id
-from millpond.log.paths import safe
+from millpond.log.paths import Paths, safe
 
 
 def default_home() -> str:
@@ -37,13 +37,13 @@ def _user() -> str:
 def folder(home: str, app: str, incarnation: str, partition: int, partitions: int, epoch: int = 0) -> Path:
     """The folder of one partition's replica; every incarnation, count of partitions and epoch has its own."""
     tail = f"-since-{epoch}" if epoch else ""
-    return Path(home, safe(app), incarnation, f"{partition:05d}-of-{partitions:05d}{tail}")
+    return Path(home, Paths(app).root, incarnation, f"{partition:05d}-of-{partitions:05d}{tail}")
 
 
 def table_folder(home: str, app: str, incarnation: str, table: str, partitions: int, epoch: int = 0) -> Path:
     """The folder of the replica of a whole table."""
     tail = f"-since-{epoch}" if epoch else ""
-    return Path(home, safe(app), incarnation, f"table-{safe(table)}-of-{partitions:05d}{tail}")
+    return Path(home, Paths(app).root, incarnation, f"table-{safe(table)}-of-{partitions:05d}{tail}")
 
 
 def _epoch(folder: Path) -> int:
@@ -124,5 +124,5 @@ def discard_others(folder: Path, keep: Path) -> None:
 
 def forget(home: str, app: str, incarnation: str | None = None) -> None:
     """Delete an app's replicas on this host; they come back from the log when they are needed."""
-    target = Path(home, safe(app), incarnation) if incarnation else Path(home, safe(app))
+    target = Path(home, Paths(app).root, incarnation) if incarnation else Path(home, Paths(app).root)
     shutil.rmtree(target, ignore_errors=True)

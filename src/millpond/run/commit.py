@@ -50,7 +50,7 @@ from millpond.run.rewrite import Rewriter
 from millpond.run.runtime import JobLost, Runtime
 from millpond.run.tasks import TooMuch
 from millpond.run.telling import told
-from millpond.run.watermarks import Quiet, is_due, reached
+from millpond.run.watermarks import Quiet, began, is_due, reached
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")
@@ -287,6 +287,7 @@ class Driver:
             watermarks=computed.times,
             reached=reached(self.program, context.moment, computed.times, computed.closed),
             due=computed.due,
+            began=began(context.moment, self.last.watermarks),
             manifest=self.compactor.ready or self.last.manifest,
         )
         self._at("commit", "during")

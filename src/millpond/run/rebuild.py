@@ -1,30 +1,39 @@
-"""Rebuilding a step's state from the input alone: in a shadow of the app, compared, and then put in its place."""
+"""Rebuilding a step's state from the input: in a shadow of the app, compared, and then put in its place.
+
+A shadow runs the batches of the app again, on a ledger of its own. Every rebuild makes a new one and removes it: the
+program may have changed since the last.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
-from millpond.clock import Clock, new_id
-from millpond.codec import decode_key
+from millpond.clock import Clock, ManualClock, new_id
+from millpond.codec import Codec, NotEncodable, decode_key, encode_key
 from millpond.errors import InvalidUse
+from millpond.flow import Limit, Sink
 from millpond.log import manifest as manifests
 from millpond.log import pointer
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, Part, Run
-from millpond.log.paths import Attempt, Paths
+from millpond.log.paths import Attempt, Paths, shadow_of
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record
-from millpond.run.batch import positions_of
+from millpond.pipeline.graph import Deliver, Program
+from millpond.run.heartbeat import Beating, seems_running
 from millpond.run.maintenance import At, Caretaker
+from millpond.run.replay import Replay, history
 from millpond.run.rewrite import fields
+from millpond.run.runtime import Runtime
 from millpond.storage import Storage
 
+log = logging.getLogger("millpond")
 
-def shadow_name(app: str, step: str) -> str:
-    """The name of the app that rebuilds a step of another."""
-    return f"{app}~{step}"
+MOST_ROWS, MOST_BYTES = 100_000, 256 << 20  # of a batch whose bounds are not known
 
 
 @dataclass(frozen=True)
@@ -41,81 +50,169 @@ class Difference:
     rebuilt: Any
 
 
-def reach(storage: Storage, clock: Clock, app: str, step: str, streams: list[str]) -> str:
-    """Whether the shadow stands where the app does; nothing if so, and else what is to be done, in words."""
-    live, shadow = (Ledger(storage, name, clock).newest() for name in (app, shadow_name(app, step)))
-    if live is None or shadow is None:
-        return "the app has never run"
-    here, there = positions_of(storage, live), positions_of(storage, shadow)
-    for stream in streams:
-        mine, its = here.get(stream, {}), there.get(stream, {})
-        gone = sorted(place for place in mine if place not in its)
-        if gone:
-            first = min(its, default="nothing")
-            return (
-                f"the input of stream {stream!r} no longer reaches back far enough: {len(gone)} of the {len(mine)} "
-                f"places that the app has read are gone, the first of them {gone[0]!r}. A rebuilt state would begin "
-                f"with {first!r}"
+class Rebuilt(list[Difference]):
+    """The keys whose state is not what the input makes of it, and how faithfully it was made.
+
+    >>> import millpond as mp
+    >>> mp.Rebuilt([mp.Difference("ann", live=3, rebuilt=4)], batch=7).batch
+    7
+    """
+
+    def __init__(self, found: Iterable[Difference], batch: int, unknown: int | None = None) -> None:
+        super().__init__(found)
+        self.batch = batch
+        """The batch of the app that the rebuilt state stands at."""
+        self.unknown = unknown
+        """The newest batch of those whose bounds are no longer kept; None if every batch was run again as it was."""
+
+
+class Rebuild:
+    """One rebuild of a step, from the record that it is to reach to the removal of its shadow."""
+
+    def __init__(
+        self, program: Program, step: str, storage: Storage, clock: Clock, home: str | None, sink: Sink
+    ) -> None:
+        if step not in program.steps:
+            raise InvalidUse(
+                f"rebuild({step!r}): app {program.app!r} has no step of that name; it has: {', '.join(program.steps)}"
             )
-        if mine != its:
-            return (
-                f"stream {stream!r} was read to another place by the app than by the rebuild. Run the app until it is "
-                "caught up, stop it, and call rebuild again: it goes on from where it is"
-            )
-    return ""
+        self.app, self.step, self.storage, self.clock, self.home = program.app, step, storage, clock, home
+        self.ledger = Ledger(storage, program.app, clock)
+        target = self.ledger.newest()
+        if target is None:
+            raise InvalidUse(f"rebuild({step!r}): app {program.app!r} has never run, so there is nothing to rebuild")
+        self.target = target
+        self.unknown: int | None = None
+        self._running = ExitStack()  # until it is forgotten: another rebuild removes shadows that nobody works on
+        self.shadow = shadow_of(program.app, new_id())
+        self.program = silenced(program, self.shadow, sink)
+
+    def run(self, runtime: Runtime, **how: Any) -> None:
+        """Run all batches of the app up to the one that was its newest when the rebuild began."""
+        base, commits = history(self.ledger, self.target)
+        driver = Replay(
+            self.program, runtime, self.storage, self.clock, partitions=self.target.partitions, home=self.home, **how
+        )
+        self._running.enter_context(Beating(self.storage, driver.owner, self.clock))
+        try:
+            if base is not None:
+                self.unknown = base.number
+                log.warning(
+                    "%s: rebuild of %r: the bounds of the batches up to %d are no longer kept (App(keep=)). Their "
+                    "input is read in batches of other sizes, which may make other rows late.",
+                    self.app,
+                    self.step,
+                    base.number,
+                )
+                driver.catch_up(base, Limit(MOST_ROWS, MOST_BYTES))
+            for number in commits:
+                driver.again(self._record(number), self._record(number - 1))
+            driver.release()
+        finally:
+            driver.close()
+
+    def _record(self, number: int) -> Record:
+        [found] = self.ledger.between(number - 1, number)
+        return found
+
+    def differences(self, view: Callable[[str, int | None, Clock], Any]) -> Rebuilt:
+        """Compare; `view` gives the step's state in an app, at a batch or the newest, as of a clock."""
+        then = ManualClock(self.target.time)  # what lives by the clock lives as long in both
+        live, made = (
+            {encode_key(key): value for key, value in view(app, batch, then).items()}
+            for app, batch in ((self.app, self.target.number), (self.shadow, None))
+        )
+        return Rebuilt(different(live, made), self.target.number, self.unknown)
+
+    def switch(self, at: At | None = None, force: bool = False) -> None:
+        """Put the rebuilt state in the place of the live one, in one commit, if the app has not gone on since."""
+        keeper = Caretaker(self.storage, self.app, self.clock, at or (lambda when: None), force=force)
+        shadow = Ledger(self.storage, self.shadow, self.clock).newest()
+        assert shadow is not None
+        last = keeper.claim("rebuild")
+        for record in self.ledger.between(self.target.number, last.number):
+            if record.kind not in ("claim", "release") or record.incarnation != self.target.incarnation:
+                keeper.write("release", last)
+                raise InvalidUse(
+                    f"rebuild({self.step!r}): app {self.app!r} has gone on while its state was rebuilt: the rebuilt "
+                    f"state is that of batch {self.target.number}, and the newest is {record.number}. Stop the app and "
+                    "call rebuild again; nothing was changed."
+                )
+        works = keeper.rewriter.works(last, last)
+        for work in works:
+            work.steps.pop(self.step, None)
+        manifest = manifests.read(self.storage, keeper.rewriter.done(works, last))
+        copied = self._copied(keeper, shadow, last.number + 1)
+        runs = {**manifest.runs, self.step: copied}
+        path = Paths(self.app).manifest(Attempt(last.number + 1, keeper.id, new_id()))
+        made = Manifest(manifests.FORMAT, self.app, last.number, last.checksum, runs)
+        taken = {name: {**getattr(last, name)} for name in ("reached", "due", "steps")}
+        for name, held in taken.items():
+            held.pop(self.step, None)
+            if self.step in getattr(shadow, name):
+                held[self.step] = getattr(shadow, name)[self.step]
+        arrivals = max(last.arrivals, shadow.arrival - last.number)
+        text = f"rebuild {self.step}"
+        own = fields(manifests.write(self.storage, path, made), last, text, arrivals=arrivals, **taken)
+        keeper.write("release", keeper.write("rewrite", last, **own))
+
+    def _copied(self, keeper: Caretaker, shadow: Record, number: int) -> dict[int, list[Run]]:
+        """The shadow's segments of the step, as segments of the app."""
+        of = Caretaker(self.storage, self.shadow, self.clock)
+        found: dict[int, list[Run]] = {}
+
+        def copy(partition: int, file: Pointer) -> Pointer:
+            path = Paths(self.app).state(self.step, partition, Attempt(number, keeper.id, new_id()))
+            return pointer.write(self.storage, path, pointer.read(self.storage, file), file.rows)
+
+        for work in of.rewriter.works(shadow, shadow):
+            if self.step in work.steps:
+                _, runs, fresh = work.steps[self.step]
+                parts = [[Part(copy(work.partition, part.file), part.first) for part in run] for run in runs]
+                found[work.partition] = parts + [[Part(copy(work.partition, file), "")] for file in fresh]
+        return found
+
+    def forget(self) -> None:
+        """Remove the shadow."""
+        self._running.close()
+        remove_shadow(self.storage, self.shadow)
 
 
-def switched(storage: Storage, clock: Clock, app: str, step: str, at: At | None = None) -> None:
-    """Put the rebuilt state of a step in the place of the live one, in one commit, and forget the shadow."""
-    keeper = Caretaker(storage, app, clock, at or (lambda when: None))
-    shadow = Ledger(storage, shadow_name(app, step), clock).newest()
-    if shadow is None:
-        raise InvalidUse(f"rebuild({step!r}): nothing has been rebuilt")
-    last = keeper.claim("rebuild")
-    works = keeper.rewriter.works(last, last)
-    for work in works:
-        work.steps.pop(step, None)
-    manifest = manifests.read(storage, keeper.rewriter.done(works, last))
-    copied = _copied(storage, keeper, shadow, step, last.number + 1)
-    runs = {**manifest.runs, step: copied}
-    path = Paths(app).manifest(Attempt(last.number + 1, keeper.id, new_id()))
-    made = Manifest(manifests.FORMAT, app, last.number, last.checksum, runs)
-    taken = {name: {**getattr(last, name)} for name in ("reached", "due", "steps")}
-    for name, held in taken.items():
-        held.pop(step, None)
-        if step in getattr(shadow, name):
-            held[step] = getattr(shadow, name)[step]
-    arrivals = max(last.arrivals, shadow.arrival - last.number)
-    own = fields(manifests.write(storage, path, made), last, f"rebuild {step}", arrivals=arrivals, **taken)
-    keeper.write("release", keeper.write("rewrite", last, **own))
-    forget(storage, app, step)
+def silenced(program: Program, app: str, sink: Sink) -> Program:
+    """The program under another name, with one that takes nothing for each of its sinks."""
+    nodes = [
+        replace(node, op=replace(node.op, sink=sink)) if isinstance(node.op, Deliver) else node
+        for node in program.nodes
+    ]
+    return replace(program, app=app, nodes=tuple(nodes))
 
 
-def _copied(storage: Storage, keeper: Caretaker, shadow: Record, step: str, number: int) -> dict[int, list[Run]]:
-    """The shadow's segments of a step, as segments of the app."""
-    of = Caretaker(storage, shadow.app, keeper.clock)
-    found: dict[int, list[Run]] = {}
-
-    def copy(partition: int, file: Pointer) -> Pointer:
-        path = Paths(keeper.app).state(step, partition, Attempt(number, keeper.id, new_id()))
-        return pointer.write(storage, path, pointer.read(storage, file), file.rows)
-
-    for work in of.rewriter.works(shadow, shadow):
-        if step in work.steps:
-            _, runs, fresh = work.steps[step]
-            parts = [[Part(copy(work.partition, part.file), part.first) for part in run] for run in runs]
-            found[work.partition] = parts + [[Part(copy(work.partition, file), "")] for file in fresh]
-    return found
+def forget_shadows(storage: Storage, app: str, clock: Clock) -> list[str]:
+    """Remove what rebuilds that died have left; the names of their shadows."""
+    below = Paths(app).shadows
+    ids = sorted({item.path[len(below) + 1 :].split("/")[0] for item in storage.list(below)})
+    dead = [shadow_of(app, id) for id in ids if seems_running(storage, shadow_of(app, id), clock) is None]
+    for shadow in dead:
+        remove_shadow(storage, shadow)
+    return dead
 
 
-def forget(storage: Storage, app: str, step: str) -> None:
-    """Remove the shadow's files."""
-    root = Paths(shadow_name(app, step)).root
-    storage.delete([item.path for item in storage.list(root)])
+def remove_shadow(storage: Storage, shadow: str) -> None:
+    """Remove all files of a shadow."""
+    storage.delete([item.path for item in storage.list(Paths(shadow).root)])
 
 
-def differences(live: dict[bytes, Any], rebuilt: dict[bytes, Any]) -> Iterator[Difference]:
+def different(live: dict[bytes, Any], rebuilt: dict[bytes, Any]) -> Iterator[Difference]:
     """Where two states of a step, by encoded key, are not equal."""
     for key in sorted(live.keys() | rebuilt.keys()):
-        if live.get(key) != rebuilt.get(key):
-            yield Difference(decode_key(key), live.get(key), rebuilt.get(key))
+        one, other = live.get(key), rebuilt.get(key)
+        if (key in live) != (key in rebuilt) or not _are_equal(one, other):
+            yield Difference(decode_key(key), one, other)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """By what is stored: nan equals itself, and 1 is not True."""
+    try:
+        return Codec().encode(one) == Codec().encode(other)
+    except NotEncodable:
+        return bool(one == other)

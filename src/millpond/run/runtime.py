@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from millpond.errors import Unavailable
 from millpond.flow import Delivery
 from millpond.log.pointer import Pointer
+from millpond.log.record import SparkBatch
 from millpond.pipeline.graph import Program
 from millpond.run.context import Context, Piece, Planned, Progress, Stage
 from millpond.storage import Storage
@@ -108,6 +109,13 @@ class Runtime(Protocol):
 
     def offers(self, wait: float) -> list[Offer]:
         """What streaming DataFrames offer just now, or within a time."""
+        ...
+
+    def offer_again(self, storage: Storage, stream: str, held: SparkBatch, whole: bool) -> Offer:
+        """The batch that a streaming DataFrame offered when a record was written, once more.
+
+        With `whole` it has all rows from the beginning of the input to the end of that batch.
+        """
         ...
 
     def accept(self, offer: Offer) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millpond.errors import InvalidUse
-from millpond.log.record import StreamTime
+from millpond.log.record import Began, StreamTime
 from millpond.pipeline.graph import Aside, DeadLetters, Keep, Program, Read
 from millpond.run.context import Header, Moment
 from millpond.timing import MAX_TICKS, Unit, span
@@ -129,6 +129,14 @@ def reached(
             if at is not None:
                 found[name] = at
     return found
+
+
+def began(moment: Moment, before: Mapping[str, StreamTime]) -> Began | None:
+    """What a record says of the moment at which its batch began; None if that follows from the record before it."""
+    moved = {name: time for name, time in moment.times.items() if before.get(name) != time}
+    idle = {name: sorted(partitions) for name, partitions in moment.idle.items() if partitions}
+    found = Began(moved, idle, sorted(moment.asleep), moment.final)
+    return None if found == Began() else found
 
 
 def is_due(

@@ -8,6 +8,8 @@ from typing import Any
 
 from millpond.clock import Clock
 from millpond.codec import Codec
+from millpond.errors import InvalidUse
+from millpond.log.record import SparkBatch
 from millpond.pipeline.graph import Program
 from millpond.run.ahead import progress_of
 from millpond.run.context import Context, Header, Piece, Planned, Progress, Result, Stage
@@ -101,6 +103,9 @@ class LocalRuntime:
 
     def offers(self, wait: float) -> list[Offer]:
         return []
+
+    def offer_again(self, storage: Storage, stream: str, held: SparkBatch, whole: bool) -> Offer:
+        raise InvalidUse(f"stream {stream!r}: a streaming DataFrame is read on Spark alone")
 
     def accept(self, offer: Offer) -> None:
         return None

@@ -14,12 +14,14 @@ from millpond.clock import ManualClock
 from millpond.codec import NotEncodable, copy_value
 from millpond.errors import InvalidUse, MillpondError
 from millpond.flow import Chunk, Delivery, Limit, Sink, Split
+from millpond.life import rebuilt
 from millpond.log import pointer
 from millpond.log.ledger import Ledger
 from millpond.log.segment import unpack_outputs
 from millpond.pipeline.graph import Deliver, Program, Read
 from millpond.replica.local import close_below
 from millpond.run.commit import ACTIONS, STEPS, Driver, StepName, When
+from millpond.run.rebuild import Rebuilt
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.function import FunctionSink
 from millpond.storage import Storage, open_storage
@@ -59,6 +61,10 @@ class _Sent:
         done = position.get("0", 0)
         end = next((end for end in self.ends if end > done), done)
         return [] if end == done else [Split("0", done, end)]
+
+    def plan_to(self, position: Mapping[str, Any], end: Mapping[str, Any], limit: Limit, now: float) -> list[Split]:
+        done, last = position.get("0", 0), end.get("0", 0)
+        return [] if done >= last else [Split("0", done, last)]
 
     def read(self, split: Split) -> Iterator[Chunk]:
         # Each time anew, as a broker would: a function may change the rows that it is given.
@@ -277,6 +283,45 @@ class TestDriver:
             self._dead = True
             raise
         self._run()
+
+    def rebuild(self, step: str, *, switch: bool = False) -> Rebuilt:
+        """As `App.rebuild`: make a step's state again from all that was sent, and compare it with the live one.
+
+        >>> import millpond as mp
+        >>> app = mp.App("a")
+        >>> def count(key, row, n): return None, n + 1
+        >>> _ = app.stream("n", mp.sources.rows([])).key_by("k").stateful_map("count", count, initial=0)
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("n", [{"k": "x"}])
+        ...     driver.rebuild("count")
+        []
+        """
+        self._alive()
+        assert self._driver is not None
+        program = self._replaced(self._app.program())
+        if switch:  # for that an app must have stopped
+            self._driver.release()
+            self._stop()
+
+        @contextlib.contextmanager
+        def runtime(program: Program) -> Iterator[LocalRuntime]:
+            yield LocalRuntime(self._storage, self.clock)
+
+        try:
+            return rebuilt(
+                program,
+                step,
+                self._storage,
+                self.clock,
+                self._home,
+                runtime,
+                switch=switch,
+                threaded=False,
+                bounded=False,
+            )
+        finally:
+            if switch:
+                self._begin()
 
     # --- how it is done ---
 

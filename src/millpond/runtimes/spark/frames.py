@@ -12,7 +12,7 @@ import contextlib
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from millpond.codec import Codec
 from millpond.errors import InvalidUse, Unavailable
 from millpond.flow import Chunk, Source
 from millpond.log import pointer, segment
-from millpond.log.record import Record
+from millpond.log.pointer import Pointer
+from millpond.log.record import Record, SparkBatch
 from millpond.pipeline.graph import Program, Read
 from millpond.run.context import Context
 from millpond.run.runtime import Offer, Parcel
@@ -89,8 +90,8 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 class _Offered:
     """One streaming query: what it offers, and when it may go on."""
 
-    def __init__(self, stream: str, checkpoint: Path, ends: bool) -> None:
-        self.stream, self.checkpoint, self.ends = stream, checkpoint, ends
+    def __init__(self, stream: str, checkpoint: Path, ends: bool, once: bool = False) -> None:
+        self.stream, self.checkpoint, self.ends, self.once = stream, checkpoint, ends, once
         self.offer: Offer | None = None
         self.there = threading.Event()
         self.done = threading.Event()
@@ -136,30 +137,65 @@ class Frames:
         self._spark = spark
         self._queries: list[_Offered] = []
         self._folder: str | None = None
+        self._made = 0  # checkpoints in the folder
 
     def start(self, storage: Storage, last: Record, caught_up: bool) -> None:
         """Start the queries from where the ledger says that they are."""
         if not self._sources:
             return
-        self._folder = tempfile.mkdtemp(prefix="millpond-spark-")
-        for number, (stream, frame) in enumerate(self._sources.items()):
-            checkpoint = Path(self._folder, str(number))
-            checkpoint.mkdir()
+        for stream in self._sources:
             held = last.spark.get(stream)
-            for name, file in (held.files if held is not None else {}).items():
-                target = checkpoint / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(pointer.read(storage, file))
-            offered = _Offered(stream, checkpoint, caught_up)
-            writer = frame.writeStream.foreachBatch(offered.take).option("checkpointLocation", str(checkpoint))
-            writer = (
-                writer.trigger(availableNow=True) if caught_up else writer.trigger(processingTime="100 milliseconds")
+            checkpoint = self._checkpoint(storage, held.files if held is not None else {})
+            self._start(_Offered(stream, checkpoint, caught_up))
+
+    def offer_again(self, storage: Storage, stream: str, held: SparkBatch, whole: bool) -> Offer:
+        """The batch that a record holds, offered by a query that ends when it is accepted.
+
+        With `whole` the batch begins where the input does: Spark is given the end of that batch as that of its first.
+        """
+        files = held.files
+        if whole:
+            files = {name: file for name, file in files.items() if not name.startswith(("offsets/", "commits/"))}
+            files["offsets/0"] = held.files[f"offsets/{held.batch}"]
+        offered = _Offered(stream, self._checkpoint(storage, files), ends=False, once=True)
+        self._start(offered)
+        while not offered.there.wait(0.2):
+            self._check(offered)
+            if not offered.query.isActive and not offered.there.is_set():
+                raise Unavailable(f"stream {stream!r}: its streaming DataFrame ended without a batch")
+        offer, batch = offered.offer, 0 if whole else held.batch
+        if offer is None or offer.batch != batch:
+            raise InvalidUse(
+                f"stream {stream!r}: expected its streaming DataFrame to offer batch {batch} again, as it was "
+                f"committed, got {None if offer is None else offer.batch}. Its checkpoint does not fit the DataFrame "
+                "of the program."
             )
-            try:
-                offered.query = writer.start()
-            except PySparkException as error:
-                raise InvalidUse(f"stream {stream!r}: its streaming DataFrame cannot be run: {error}") from error
-            self._queries.append(offered)
+        return offer
+
+    def _checkpoint(self, storage: Storage, files: Mapping[str, Pointer]) -> Path:
+        """A new checkpoint for Spark, with these files in it."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="millpond-spark-")
+        self._made += 1
+        checkpoint = Path(self._folder, str(self._made))
+        checkpoint.mkdir()
+        for name, file in files.items():
+            target = checkpoint / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(pointer.read(storage, file))
+        return checkpoint
+
+    def _start(self, offered: _Offered) -> None:
+        frame = self._sources[offered.stream]
+        writer = frame.writeStream.foreachBatch(offered.take).option("checkpointLocation", str(offered.checkpoint))
+        writer = (
+            writer.trigger(availableNow=True) if offered.ends else writer.trigger(processingTime="100 milliseconds")
+        )
+        try:
+            offered.query = writer.start()
+        except PySparkException as error:
+            raise InvalidUse(f"stream {offered.stream!r}: its streaming DataFrame cannot be run: {error}") from error
+        self._queries.append(offered)
 
     def offers(self, wait: float) -> list[Offer]:
         """What is offered now, or within a time."""
@@ -176,8 +212,13 @@ class Frames:
                 raise Unavailable(f"stream {query.stream!r}: its streaming DataFrame failed: {error}")
 
     def accept(self, offer: Offer) -> None:
-        for query in self._queries:
+        for query in list(self._queries):
             if query.stream == offer.stream and query.offer is not None and query.offer.batch == offer.batch:
+                if query.once:
+                    self._queries.remove(query)
+                    query.stop()
+                    shutil.rmtree(query.checkpoint, ignore_errors=True)
+                    continue
                 query.there.clear()
                 query.offer = None
                 query.done.set()

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from millpond.codec import Codec
 from millpond.errors import MillpondError
+from millpond.log.record import SparkBatch
 from millpond.pipeline.graph import Program
 from millpond.run.commit import Driver
 from millpond.run.context import Context, Piece, Planned, Stage
@@ -167,6 +168,12 @@ class SparkRuntime:
     def offers(self, wait: float) -> list[Offer]:
         try:
             return self._frames.offers(wait)
+        except FAILED as error:
+            raise self._gone() from error
+
+    def offer_again(self, storage: Storage, stream: str, held: SparkBatch, whole: bool) -> Offer:
+        try:
+            return self._frames.offer_again(storage, stream, held, whole)
         except FAILED as error:
             raise self._gone() from error
 
