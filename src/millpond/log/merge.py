@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.log.manifest import Part, Run, size
-from millpond.log.segment import STATE
+from millpond.log.segment import LARGE_STATE, text_bytes
 
 MOST_ROWS = 1_000_000  # in one file of a run: what a merge holds in memory is a few of these
+MOST_BYTES = 512 << 20  # of text
 
 
 def chosen(runs: Sequence[Run], fresh: int) -> int:
@@ -29,18 +30,22 @@ def chosen(runs: Sequence[Run], fresh: int) -> int:
 
 
 def newest_of(tables: Sequence[pa.Table]) -> pa.Table:
-    """One row per cell, the one of the youngest table that has it; tables oldest first, the result sorted."""
+    """One row per cell, the one of the youngest table that has it; tables oldest first, the result sorted.
+
+    Its strings have large offsets: together they may be more than two gigabytes.
+    """
     age = np.concatenate([np.full(len(table), i, dtype=np.int32) for i, table in enumerate(tables)])
-    together = pa.concat_tables([table.select(STATE.names) for table in tables]).append_column("age", pa.array(age))
+    wide = [table.select(LARGE_STATE.names).cast(LARGE_STATE) for table in tables]
+    together = pa.concat_tables(wide).append_column("age", pa.array(age))
     if len(together) == 0:
-        return STATE.empty_table()
+        return LARGE_STATE.empty_table()
     order = pc.sort_indices(together, [("key", "ascending"), ("cell", "ascending"), ("age", "ascending")])
     together = together.take(order).combine_chunks()
     last = np.ones(len(together), dtype=bool)
     if len(together) > 1:
         same = pc.and_(_repeats(together.column("key")), _repeats(together.column("cell")))
         last[:-1] = ~np.asarray(same.to_numpy(zero_copy_only=False), dtype=bool)
-    return together.filter(pa.array(last)).select(STATE.names)
+    return together.filter(pa.array(last)).select(LARGE_STATE.names)
 
 
 def _repeats(column: pa.ChunkedArray) -> Any:
@@ -49,6 +54,18 @@ def _repeats(column: pa.ChunkedArray) -> Any:
     if isinstance(whole, pa.ChunkedArray):
         whole = pa.concat_arrays(whole.chunks)
     return pc.equal(whole.slice(0, len(whole) - 1), whole.slice(1))
+
+
+def twice(tables: Sequence[pa.Table]) -> bytes | None:
+    """A key with a cell that is in the tables more than once, if there is one."""
+    fields = pa.schema([LARGE_STATE.field("key"), LARGE_STATE.field("cell")])
+    together = pa.concat_tables([table.select(fields.names).cast(fields) for table in tables])
+    if len(together) < 2:
+        return None
+    together = together.take(pc.sort_indices(together, [("key", "ascending"), ("cell", "ascending")])).combine_chunks()
+    same = pc.and_(_repeats(together.column("key")), _repeats(together.column("cell")))
+    found = pc.index(same, True).as_py()
+    return None if found < 0 else together.column("key")[found].as_py().encode()
 
 
 def living(table: pa.Table) -> pa.Table:
@@ -68,11 +85,13 @@ def between(table: pa.Table, first: str | None, end: str | None) -> pa.Table:
 
 
 def pieces(table: pa.Table, most: int = MOST_ROWS) -> Iterator[pa.Table]:
-    """A sorted table in pieces of about so many rows; the cells of one key stay together."""
+    """A sorted table in pieces of about so many rows, and of text; the cells of one key stay together."""
     start = 0
-    keys = table.column("key")
+    keys, sizes = table.column("key"), np.cumsum(text_bytes(table))
     while start < len(table):
-        end = min(start + most, len(table))
+        before = int(sizes[start - 1]) if start else 0
+        enough = int(np.searchsorted(sizes, before + MOST_BYTES, side="right"))
+        end = min(start + most, max(start + 1, enough), len(table))
         while end < len(table) and keys[end].as_py() == keys[end - 1].as_py():
             end += 1
         yield table.slice(start, end - start)

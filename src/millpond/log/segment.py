@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 FORMAT = "1"
+MOST_TEXT = (1 << 31) - 1  # bytes in one Arrow array of strings: its offsets have 32 bits
 
 Block: TypeAlias = bytes | pa.StringArray  # encoded values: lines of text, each with its end, or a column of them
 
@@ -39,6 +40,10 @@ STATE = pa.schema(
         pa.field("due", pa.int64()),
         pa.field("wall", pa.int64()),
     ]
+)
+# The same in memory where much comes together, as in a merge: offsets of 64 bits.
+LARGE_STATE = pa.schema(
+    [pa.field(f.name, pa.large_string(), f.nullable) if f.type == pa.string() else f for f in STATE]
 )
 OUTPUT = pa.schema([pa.field("order", pa.int64(), nullable=False), pa.field("row", pa.string(), nullable=False)])
 
@@ -112,7 +117,42 @@ def _opened(data: bytes) -> pq.ParquetFile:
 
 def pack_table(table: pa.Table, origin: Origin) -> memoryview:
     """A table of state, sorted by key and cell, as a Parquet file."""
-    return _parquet(table, origin)
+    return _parquet(_narrowed(table), origin)
+
+
+def text_bytes(table: pa.Table) -> np.ndarray[Any, Any]:
+    """How many bytes of text each row of a table of state has."""
+    found = np.zeros(len(table), np.int64)
+    for name in ("key", "cell", "value"):
+        found += pc.fill_null(pc.binary_length(table.column(name)), 0).to_numpy()
+    return found
+
+
+def _narrowed(table: pa.Table) -> pa.Table:
+    """A table of state with the types of its files, in as many chunks as they need."""
+    if table.schema.types == STATE.types:
+        return table
+    ends = _split(np.cumsum(text_bytes(table)))
+    starts = [0, *ends[:-1]]
+    parts = [_cast(table.slice(start, end - start)) for start, end in zip(starts, ends, strict=True)]
+    return pa.concat_tables(parts) if parts else STATE.empty_table()
+
+
+def _cast(table: pa.Table) -> pa.Table:
+    try:
+        return table.cast(STATE)
+    except pa.ArrowInvalid:  # a slice of a larger array, whose offsets do not begin at 0: copy it
+        return table.take(pa.array(np.arange(len(table)))).cast(STATE)
+
+
+def _split(sizes: np.ndarray[Any, Any]) -> list[int]:
+    """Where to cut rows so that no part holds more than `MOST_TEXT` bytes; `sizes` is how many there are up to each."""
+    ends, done = [], 0
+    while done < len(sizes):
+        before = int(sizes[done - 1]) if done else 0
+        done = max(done + 1, int(np.searchsorted(sizes, before + MOST_TEXT, side="right")))
+        ends.append(done)
+    return ends
 
 
 def unpack_state(data: bytes) -> list[Change]:
@@ -131,9 +171,19 @@ def changes_of(table: pa.Table) -> list[Change]:
 
 def pack_outputs(orders: Iterable[int] | np.ndarray[Any, Any], blocks: Sequence[Block], origin: Origin) -> memoryview:
     """Encoded outputs, in blocks, with the places of the rows that caused them, as a Parquet file."""
-    texts = [column_of(block) if isinstance(block, bytes) else block for block in blocks]
+    texts = [text for block in blocks for text in (_columns_of(block) if isinstance(block, bytes) else [block])]
     columns = [pa.array(orders, pa.int64()), pa.chunked_array(texts, pa.string())]
     return _parquet(pa.Table.from_arrays(columns, schema=OUTPUT), origin)
+
+
+def _columns_of(lines: bytes) -> list[pa.StringArray]:
+    """The same as `column_of`, for any number of bytes."""
+    if len(lines) <= MOST_TEXT:
+        return [column_of(lines)]
+    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")) + 1
+    stops = [int(ends[stop - 1]) for stop in _split(ends)]
+    starts = [0, *stops[:-1]]
+    return [column_of(lines[start:stop]) for start, stop in zip(starts, stops, strict=True)]
 
 
 def column_of(lines: bytes) -> pa.StringArray:
@@ -153,7 +203,8 @@ def unpack_outputs(data: bytes) -> tuple[np.ndarray[Any, Any], list[bytes]]:
 
 
 def _bytes(column: pa.ChunkedArray) -> list[bytes | None]:
-    values: list[bytes | None] = column.cast(pa.binary()).to_pylist()
+    kind = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    values: list[bytes | None] = column.cast(kind).to_pylist()
     return values
 
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from millpond.clock import new_id
 from millpond.codec import decode_key, partitions_of
@@ -114,7 +113,7 @@ def _upgraded(table: pa.Table, upgrade: Upgrade) -> pa.Table:
 
 
 def _parted(table: pa.Table, partitions: int) -> Iterator[tuple[int, pa.Table]]:
-    keys = table.column("key").cast(pa.binary()).to_pylist()
+    keys = table.column("key").cast(pa.large_binary()).to_pylist()
     owner = np.asarray(partitions_of(keys, partitions))
     for partition in range(partitions):
         mine = np.flatnonzero(owner == partition)
@@ -196,13 +195,8 @@ class Rewriter:
 
 def twice(storage: Storage, runs: list[Run]) -> bytes | None:
     """A key with a cell that is in the runs more than once, if there is one."""
-    names = ["key", "cell"]
-    tables = [segment.state_table(pointer.read(storage, part.file)).select(names) for run in runs for part in run]
-    if not tables:
-        return None
-    counted = pa.concat_tables(tables).group_by(names).aggregate([([], "count_all")])
-    found = counted.filter(pc.greater(counted.column("count_all"), 1))
-    return found.column("key")[0].as_py().encode() if len(found) else None
+    tables = [segment.state_table(pointer.read(storage, part.file)) for run in runs for part in run]
+    return merge.twice(tables) if tables else None
 
 
 def fields(manifest: Pointer, last: Record, why: str, **own: Any) -> dict[str, Any]:

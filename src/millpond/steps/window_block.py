@@ -116,6 +116,14 @@ class Printer:
         """A text for each pane; nothing if they have to be written in another way."""
         if not self._can or not known.are_plain:
             return None
+        try:
+            return self._column(known, closed, extent, results)
+        except (pa.ArrowInvalid, pa.ArrowCapacityError):  # more than an array of strings can hold
+            return None
+
+    def _column(
+        self, known: Known, closed: Block, extent: Callable[[int], tuple[Any, Any]], results: list[list[Any]]
+    ) -> pa.StringArray:
         name_of, numbers = self.codec.encode, np.unique(closed.windows)
         windows = []
         for number in numbers.tolist():
