@@ -240,7 +240,7 @@ class App(Life):
         """Run on Spark until stopped or, with `until="caught-up"`, until all is read that is there as the run begins.
 
         SIGINT and SIGTERM end it after the batch in hand. `spark` is the session to run on; without one a
-        local session is made. A batch reads about `max_rows` rows and at most about `max_bytes` bytes, and
+        local session is made. A batch reads at most `max_rows` rows and about `max_bytes` bytes of a source, and
         begins `every` so often where there is little to do. A run that failed is begun anew, `restarts` times.
         Windows and timers that are open when every source is read stay so, for the next run, unless
         `close_at_end` is said. State that must be moved, renamed or migrated before the first batch is, and

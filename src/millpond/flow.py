@@ -15,7 +15,7 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class Limit:
-    """How much one batch may read of a source, about.
+    """How much one batch may read of a source: at most so many rows, and about so many bytes.
 
     >>> import millpond as mp
     >>> mp.Limit(rows=100_000, bytes=1 << 28).rows
@@ -32,7 +32,8 @@ class Split:
 
     `place` names the entry of the source's position that reading this split moves, `partition` the
     ordered lane that its rows belong to. Splits of one place that stand in one plan follow each other
-    without a gap, in the order of the plan. Everything in a split is plain JSON.
+    without a gap, in the order of the plan. `rows` is a number of rows that it does not exceed, if the source
+    knows one. Everything in a split is plain JSON.
 
     >>> import millpond as mp
     >>> mp.Split("a.jsonl", start=0, stop=4096, weight=4096).place
@@ -45,6 +46,7 @@ class Split:
     partition: str = "0"
     weight: int = 1  # bytes, about: what tasks are balanced by
     detail: Mapping[str, Any] = field(default_factory=dict)
+    rows: int | None = None
 
 
 @dataclass(frozen=True)

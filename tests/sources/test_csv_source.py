@@ -144,7 +144,8 @@ def test_a_csv_file_stays_whole_and_is_read_over_several_batches(tmp_path):
     source = write(tmp_path, b"n\n" + b"".join(b"%d\n" % i for i in range(100_000)))
     found = list(batches(source, 2_000, 0.0))
     assert {len(batch.splits) for batch in found} == {1}
-    assert len(found) == 3
+    assert max(len(batch.rows) for batch in found) <= 2_200  # by the length of rows; a driver stops at 2,000
+    assert len(found) < 80
     assert [int(row["n"]) for batch in found for row in batch.rows] == list(range(100_000))
 
 

@@ -11,6 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import millpond as mp
+from millpond.clock import SystemClock
+from millpond.log.ledger import Ledger
 from millpond.run.loop import Settings
 
 pytestmark = pytest.mark.slow
@@ -69,3 +71,18 @@ def test_a_run_that_catches_up_ends_where_the_input_ended_when_it_began(spark: S
     app.run_with(Settings("caught-up", every=0.1), spark)  # the next one reads what came meanwhile
     assert app.state("rows count").get(0) == {"n": 1 + len(plans)}
     assert app.state("files count").get(0) == {"n": 2 + 2 * len(plans)}
+
+
+def test_no_batch_reads_more_rows_than_max_rows(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    lines = [b'{"k": "%04d", "n": %06d, "x": 123}\n' % (n % 1000, n + 100_000) for n in range(300_000)]
+    (tmp_path / "in" / "a.jsonl").write_bytes(b"".join(lines))
+    app = app_in(tmp_path)
+    app.stream("rows", mp.sources.files(tmp_path / "in")).key_by("k").aggregate("sum", n=mp.count(), last=mp.last("n"))
+    app.run(until="caught-up", spark=spark, max_rows=100_000)
+    ledger = Ledger(app.storage, "paced", SystemClock())
+    newest = ledger.newest()
+    assert newest is not None
+    sizes = [record.rows["rows"] for record in ledger.between(0, newest.number) if record.rows]
+    assert max(sizes) <= 100_000 and sum(sizes) == 300_000 and len(sizes) <= 5
+    assert app.state("sum").get("0999") == {"n": 300, "last": 399_999}

@@ -26,7 +26,7 @@ def run(
         Until | None, typer.Option(help="End when all is read that is there now; without it, run until stopped.")
     ] = None,
     every: Annotated[str, typer.Option(help="How often a batch begins where there is little to do.")] = "1s",
-    max_rows: Annotated[int, typer.Option(min=1, help="About how many rows a batch reads.")] = 100_000,
+    max_rows: Annotated[int, typer.Option(min=1, help="The most rows that a batch reads.")] = 100_000,
     max_bytes: Annotated[
         int | None, typer.Option(min=1, help="About how many bytes a batch reads; if not given, 256 MiB.")
     ] = None,

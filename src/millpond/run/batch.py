@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,12 +10,13 @@ import msgspec
 
 from millpond.clock import new_id
 from millpond.errors import MillpondError
-from millpond.flow import Limit, Source
+from millpond.flow import Limit, Source, Split
 from millpond.log import pointer
 from millpond.log.pointer import Pointer
 from millpond.log.record import Position, Record, SparkBatch, StreamTime
 from millpond.pipeline.graph import Keep, Program, Read
 from millpond.run.context import Context, Made, Moment, Piece, Planned, Result
+from millpond.run.plan import allotted, most_rows, shares
 from millpond.run.runtime import Offer, Reading, Runtime
 from millpond.storage import Storage
 
@@ -59,18 +61,29 @@ def plan_streams(
     last: Record,
     again: Plan | None = None,
     only: frozenset[str] | None = None,
+    most: int | None = None,
 ) -> Plan:
     """Ask every source for splits, and every streaming DataFrame for its offer. No row is read here.
 
-    `only` names the streams to ask, where not all are.
+    `only` names the streams to ask, where not all are. `most` is how many rows the batch may have in the end, where
+    `limit` plans for fewer.
     """
-    planned: list[Planned] = []
     own = {name: node.op for name, node in program.reads.items() if isinstance(node.op, Read)}
     own = {name: op for name, op in own.items() if only is None or name in only}
     ours = {name: op.source for name, op in own.items() if isinstance(op.source, Source)}
-    for name, source in ours.items():
-        for split in source.plan(positions.get(name, {}), limit, now):
-            planned.append(Planned(len(planned), name, split))
+    splits = {name: source.plan(positions.get(name, {}), limit, now) for name, source in ours.items()}
+    wanted = {name: most_rows(found, limit.rows) for name, found in splits.items() if found}
+    parts = allotted(wanted, limit.rows)
+    planned: list[Planned] = []
+    full: set[str] = set()  # streams that may have more rows than the batch
+    for name, part in parts.items():
+        if part < wanted[name]:
+            splits[name] = ours[name].plan(positions.get(name, {}), Limit(part, limit.bytes), now)
+    for name, found in splits.items():
+        if found:
+            planned += _with_shares(name, found, parts[name] * (most or limit.rows) // limit.rows, len(planned))
+            if sum(split.rows or 0 for split in found) >= parts[name]:
+                full.add(name)
     if again is not None:
         return Plan(now, planned, again.offers, moment=again.moment, only=only, asked=again.asked)
     offers: list[Offer] = []
@@ -83,8 +96,17 @@ def plan_streams(
             (known if held is not None and held.batch >= offer.batch else offers).append(offer)
     # A streaming DataFrame that has not looked for rows since its last batch may have some.
     frames = {name for name, op in own.items() if name not in ours and op.idle_after is not None}
-    unsure = frozenset(name for name in frames if not runtime.is_waiting(name))
+    unsure = frozenset(name for name in frames if not runtime.is_waiting(name)) | full
     return Plan(now, planned, offers, known, only=only, unsure=unsure)
+
+
+def _with_shares(stream: str, splits: Sequence[Split], rows: int, first: int) -> list[Planned]:
+    """The splits of a stream, with the share that each has of so many rows."""
+    last = {split.partition: i for i, split in enumerate(splits)}
+    return [
+        Planned(first + i, stream, split, share, last[split.partition] == i)
+        for i, (split, share) in enumerate(zip(splits, shares(splits, rows), strict=True))
+    ]
 
 
 @dataclass

@@ -48,7 +48,7 @@ from millpond.run.plan import disagreement, grouped
 from millpond.run.retention import Keep
 from millpond.run.rewrite import Rewriter
 from millpond.run.runtime import JobLost, Runtime
-from millpond.run.tasks import TooMuch
+from millpond.run.tasks import TooManyRows, TooMuch
 from millpond.run.telling import told
 from millpond.run.watermarks import Quiet, began, is_due, reached
 from millpond.storage import Storage
@@ -92,6 +92,7 @@ class Driver:
         self._adapt(partitions, progress)
         self.positions = positions_of(storage, self.last)
         self._most = self._limit = Limit(1 << 60, 1 << 60)  # what a batch may read, and what the last one was allowed
+        self._unlimited: set[str] = set()  # streams whose sources plan more rows than they are asked for
         self._quiet, self._bounded = Quiet(2 * every), bounded
         self._first, self._ahead = First(program, clock.monotonic()), Ahead(program, runtime)
         self.compactor = Compactor(
@@ -183,13 +184,11 @@ class Driver:
         return plan if plan.planned or plan.offers or due else None
 
     def _planned(self, limit: Limit) -> Plan:
-        now, asked = self.clock.now(), self.clock.monotonic()
-        only = self._first.streams(asked)
+        now, only = self.clock.now(), self._first.streams(self.clock.monotonic())
         read = self._ahead.take(self.last.number + 1, self.positions)
         if read is not None:
             return replace(read, now=now)
-        plan = plan_streams(self.program, self.positions, limit, now, self.runtime, self.last, only=only)
-        return replace(plan, asked=asked)
+        return self._ask(self.positions, limit, now, only=only)
 
     def _moment(self, plan: Plan, final: bool) -> Moment:
         """Where event time stands: what the record says, moved by the clock where nothing comes any more."""
@@ -221,6 +220,9 @@ class Driver:
             except Corrupt:
                 self.owner.check()  # or is it that another app has begun in its place?
                 raise
+            except TooManyRows as error:
+                self._plan_fewer_rows(plan, error, attempt)
+                continue
             except TooMuch as error:
                 if not self._plan_less(plan):
                     raise InvalidUse(str(error)) from error
@@ -232,13 +234,55 @@ class Driver:
         """Plan the batch again, smaller; whether that could be done. The next ones grow back slowly."""
         while self._limit != Limit(1, 1):
             self._limit = Limit(max(1, self._limit.rows // 8), max(1, self._limit.bytes // 8))
-            less = plan_streams(
-                self.program, self.positions, self._limit, plan.now, self.runtime, self.last, plan, plan.only
-            )
-            if less.planned != plan.planned:
-                plan.planned = less.planned
+            if self._plan_again(plan):
                 return True
         return False
+
+    def _plan_again(self, plan: Plan) -> bool:
+        """Ask the sources for the batch once more; whether what they plan is different now."""
+        before = [item.split for item in plan.planned]
+        again = self._ask(self.positions, self._limit, plan.now, plan, plan.only)
+        plan.planned = again.planned
+        return [item.split for item in again.planned] != before
+
+    def _plan_fewer_rows(self, plan: Plan, error: TooManyRows, attempt: int) -> None:
+        """Plan a batch again in which a task met more rows than its share.
+
+        At first the source is told how long the rows were, so that it plans better; then less is asked of it. One that
+        plans as much as before all the same has its way from now on.
+        """
+        learned = getattr(getattr(self.program.reads[error.stream].op, "source", None), "learned", None)
+        if attempt == 1 and learned is not None and error.bytes:
+            learned(error.rows, error.bytes)
+            if self._plan_again(plan):
+                return
+        if self._plan_less(plan):
+            return
+        log.warning(
+            "%s: stream %r has more rows in a batch than max_rows=%d: its source does not heed limit.rows",
+            self.program.app,
+            error.stream,
+            self._most.rows,
+        )
+        self._limit = self._most
+        self._unlimited.add(error.stream)
+        self._plan_again(plan)
+
+    def _ask(
+        self,
+        positions: Positions,
+        limit: Limit,
+        now: float,
+        again: Plan | None = None,
+        only: frozenset[str] | None = None,
+    ) -> Plan:
+        """Ask the sources what to read next, from some positions on."""
+        asked = self.clock.monotonic()
+        plan = plan_streams(
+            self.program, positions, limit, now, self.runtime, self.last, again, only, most=self._most.rows
+        )
+        plan.planned = [replace(item, share=None) if item.stream in self._unlimited else item for item in plan.planned]
+        return replace(plan, asked=asked)
 
     def _attempt(self, plan: Plan) -> Computed | None:
         """One try at the tasks of a batch; nothing if what came back is not one whole batch."""
@@ -265,8 +309,7 @@ class Driver:
         return computed
 
     def _planned_next(self, positions: Positions) -> Plan:
-        limit, now, asked = self._next_limit(self._most), self.clock.now(), self.clock.monotonic()
-        return replace(plan_streams(self.program, positions, limit, now, self.runtime, self.last), asked=asked)
+        return self._ask(positions, self._next_limit(self._most), self.clock.now())
 
     def _commit(self, plan: Plan, computed: Computed) -> Record:
         self._at("commit", "before")

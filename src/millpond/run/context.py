@@ -89,6 +89,8 @@ class Planned:
     place: int
     stream: str
     split: Split
+    share: int | None = None  # of the rows that the batch may read; None means any number
+    is_last: bool = True  # of its lane in the plan: it may be read in part
 
 
 @dataclass(frozen=True)

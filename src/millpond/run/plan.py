@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from millpond.errors import Incompatible
-from millpond.flow import SnapshotSource
+from millpond.flow import SnapshotSource, Split
 from millpond.log.record import Record
 from millpond.pipeline.graph import Node, Program, Read
 from millpond.run.context import Planned, Stage
@@ -31,6 +32,34 @@ def grouped(planned: Sequence[Planned], slots: int) -> list[list[Planned]]:
         groups[-1].append(item)
         done += weight
     return groups
+
+
+def allotted(wanted: Mapping[str, int], rows: int) -> dict[str, int]:
+    """How many rows of a batch each stream may have: what it wants, or an equal part of what is left of the batch.
+
+    >>> allotted({"a": 10, "b": 500, "c": 900}, 1000)
+    {'a': 10, 'b': 495, 'c': 495}
+    """
+    found, left = {}, rows
+    for count, name in enumerate(sorted(wanted, key=lambda name: wanted[name])):
+        found[name] = min(wanted[name], max(1, left // (len(wanted) - count)))
+        left -= found[name]
+    return found
+
+
+def most_rows(splits: Sequence[Split], rows: int) -> int:
+    """How many rows some splits may hold, as far as their source knows; no more than `rows`, which it was given."""
+    return min(rows, sum(rows if split.rows is None else split.rows for split in splits))
+
+
+def shares(splits: Sequence[Split], rows: int) -> list[int]:
+    """How many rows may be read of each split: what it holds, or else its part, by weight, of all."""
+    known = [split.rows for split in splits if split.rows is not None]
+    if len(known) == len(splits) and sum(known) <= rows:
+        return known
+    weights = [max(1, split.weight) for split in splits]
+    ends = [rows * done // sum(weights) for done in accumulate(weights)]
+    return [end - begin for begin, end in pairwise([0, *ends])]
 
 
 def as_of(program: Program, now: float) -> Program:

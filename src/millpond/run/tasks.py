@@ -30,6 +30,7 @@ from millpond.steps.failure import Stop
 from millpond.storage import Storage, open_storage
 from millpond.timing import MAX_TICKS
 
+UNLIMITED = 1 << 62  # rows
 MOST_BLOB_BYTES = 1 << 30  # Spark cannot move 2 GiB from one task to one partition
 
 Item = tuple[int, Any]  # a partition, and a Header or (task, number, exchange, blob)
@@ -37,6 +38,17 @@ Item = tuple[int, Any]  # a partition, and a Header or (task, number, exchange, 
 
 class TooMuch(MillpondError):
     """One reading task made more than can be moved at once: the batch is planned again, smaller."""
+
+
+class TooManyRows(TooMuch):
+    """A split held more rows than the batch may read: the batch is planned again, by what was seen of them."""
+
+    def __init__(self, stream: str, rows: int, bytes: int) -> None:
+        super().__init__(f"stream {stream!r}: {rows} rows were read, which is more than the share of their task")
+        self.stream, self.rows, self.bytes = stream, rows, bytes
+
+    def __reduce__(self) -> Any:
+        return TooManyRows, (self.stream, self.rows, self.bytes)
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,12 @@ def read_task(
     work = Work(program, context, 0, tools.clock)
 
     def read() -> list[Progress]:
-        return [_read_split(work, program, item) for item in planned]
+        found: list[Progress] = []
+        left = sum(UNLIMITED if item.share is None else item.share for item in planned)
+        for item in planned:
+            found.append(_read_split(work, program, item, left))
+            left -= found[-1].rows
+        return found
 
     yield from _handed_over(work, task, read, tools.storage)
 
@@ -72,8 +89,8 @@ def read_rows_task(
     work = Work(program, context, 0, tools.clock)
 
     def read() -> list[Progress]:
-        rows = _push(work, program, stream, place, chunks)
-        return [Progress(stream, "", None, rows[0])]
+        rows, _, _ = _push(work, program, stream, place, chunks)
+        return [Progress(stream, "", None, rows)]
 
     yield from _handed_over(work, task, read, tools.storage)
 
@@ -102,12 +119,13 @@ def _handed_over(work: Work, task: int, read: Callable[[], list[Progress]], stor
             yield partition, (task, nonce, number, exchange, blob)
 
 
-def _read_split(work: Work, program: Program, item: Planned) -> Progress:
+def _read_split(work: Work, program: Program, item: Planned, most: int) -> Progress:
     node = program.reads[item.stream]
     assert isinstance(node.op, Read)
     source: Source = node.op.source
     work.partition = item.split.partition
-    rows, size, position = _push(work, program, item.stream, item.place, source.read(item.split))
+    chunks = source.read(item.split)
+    rows, size, position = _push(work, program, item.stream, item.place, chunks, most, item.is_last)
     found = item.split.start if position is _NOWHERE else position
     return Progress(item.stream, item.split.place, found, rows, size)
 
@@ -115,18 +133,34 @@ def _read_split(work: Work, program: Program, item: Planned) -> Progress:
 _NOWHERE = object()
 
 
-def _push(work: Work, program: Program, stream: str, place: int, chunks: Iterable[Chunk]) -> tuple[int, int, Any]:
+def _push(
+    work: Work,
+    program: Program,
+    stream: str,
+    place: int,
+    chunks: Iterable[Chunk],
+    most: int = UNLIMITED,
+    may_stop: bool = False,
+) -> tuple[int, int, Any]:
+    """Send the rows of some chunks on their way; how many there were, their bytes, and the position after them.
+
+    At most so many are taken. What is left over stays for the next batch, if reading `may_stop` before the end.
+    """
     node = program.reads[stream]
     rows, size, position = 0, 0, _NOWHERE
     for chunk in _reading(stream, chunks):
-        work.read(node, chunk, (place << 32) + rows)
         data = chunk.rows
         if isinstance(data, JsonLines):
-            rows, size = rows + len(data.lines), size + sum(map(len, data.lines)) + len(data.lines)
+            count, length = len(data.lines), sum(map(len, data.lines)) + len(data.lines)
         else:
-            rows, size = rows + len(data), size + getattr(data, "nbytes", 0)
-        rows += len(chunk.bad)
-        position = chunk.position
+            count, length = len(data), getattr(data, "nbytes", 0)
+        count += len(chunk.bad)
+        if rows + count > most:
+            if may_stop and position is not _NOWHERE:
+                break
+            raise TooManyRows(stream, rows + count, size + length)
+        work.read(node, chunk, (place << 32) + rows)
+        rows, size, position = rows + count, size + length, chunk.position
         if work.leaving.blob_bytes > MOST_BLOB_BYTES:
             raise TooMuch(
                 f"stream {stream!r}: a task made {work.leaving.blob_bytes} bytes of the rows that it read, and the "

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from millpond.errors import InvalidUse
 from millpond.flow import Chunk, Limit, Split
 from millpond.sources import csv, jsonl, parquet, text
+from millpond.sources.lines import bytes_per_line
 from millpond.sources.listing import File, Location
 from millpond.sources.parquet import Footer
 
@@ -28,7 +29,7 @@ READERS: dict[Format, Callable[[Split], Iterator[Chunk]]] = {
     "csv": csv.read,
     "parquet": parquet.read,
 }
-FIRST_GUESS = 100.0  # bytes per row, until a batch has been read
+FIRST_GUESS = 100.0  # bytes per row, where not even one line is complete
 
 
 class FileSource:
@@ -36,7 +37,7 @@ class FileSource:
 
     Positions name files by their path below the folder, so the folder may be moved as a whole. Files may
     be added and may grow; the bytes that are there must stay. Planning lists the folder, and for Parquet
-    reads footers; it opens no other file.
+    reads footers. Of other files it reads a few lines, to know how long rows are, until a batch has told.
 
     >>> from millpond.sources import files
     >>> files("/data/orders/", format="jsonl")
@@ -48,7 +49,7 @@ class FileSource:
         if format is not None and format not in FORMATS:
             raise InvalidUse(f"{self._location.path}: expected format= one of {FORMATS}, got {format!r}")
         self._format = format
-        self._bytes_per_row = FIRST_GUESS
+        self._bytes_per_row: float | None = None  # of the last batch
         self._footers: dict[str, tuple[File, Footer]] = {}
         self._sizes: dict[str, int] | None = None  # of the files to plan, by place; None means all
 
@@ -68,7 +69,7 @@ class FileSource:
             return parquet.plan(files, position, limit, self._footer)
         if self._sizes is not None:  # the first bytes of a file that has grown are a file, too
             files = [replace(file, size=min(file.size, self._sizes[file.place])) for file in files]
-        return text.plan(files, position, limit, self._bytes_per_row, format)
+        return text.plan(files, position, limit, self._row_length(files, position), format)
 
     def as_of(self, now: float) -> FileSource:
         """The same files as they are now: without those that are added, and what is appended, from now on."""
@@ -94,7 +95,7 @@ class FileSource:
         format = self._format or format_of(files)
         if format == "parquet":
             return parquet.plan(files, position, limit, self._footer, end)
-        return text.plan(files, position, limit, self._bytes_per_row, format, end=end)
+        return text.plan(files, position, limit, self._row_length(files, position), format, end=end)
 
     def read(self, split: Split) -> Iterator[Chunk]:
         """The rows of the split. Raises InvalidUse when the file is gone, or shorter than the plan saw it."""
@@ -104,6 +105,16 @@ class FileSource:
         """After a batch: what was read. The next plan takes its measure of a row from it."""
         if rows > 0 and bytes > 0:
             self._bytes_per_row = max(1.0, bytes / rows)
+
+    def _row_length(self, files: Sequence[File], position: Mapping[str, Any]) -> float:
+        """Bytes per row, about: as in the last batch, or else as in the first lines that are not read yet."""
+        if self._bytes_per_row is not None:
+            return self._bytes_per_row
+        for file in files:
+            start = text.unread(file, position.get(file.place))
+            if start is not None:
+                return bytes_per_line(file.path, file.size, start) or FIRST_GUESS
+        return FIRST_GUESS
 
     def _footer(self, file: File) -> Footer:
         known = self._footers.get(file.place)

@@ -134,6 +134,19 @@ def newlines_before(path: str, size: int, offset: int) -> int:
     return count
 
 
+def bytes_per_line(path: str, size: int, offset: int) -> float | None:
+    """How long the lines are that follow an offset, judged by a few of them; None if no line ends there."""
+    try:
+        with opened(path, size) as file:
+            if not compressed(path):  # where to go on in a gzip file is found only by unpacking all before it
+                file.seek(offset)
+            data = file.read(OVERSHOOT)
+    except (InvalidUse, EOFError):  # whoever reads the file says what is wrong with it
+        return None
+    end = data.rfind(b"\n") + 1
+    return end / data.count(b"\n") if end else None
+
+
 class _Head(io.RawIOBase):
     """The first bytes of a file that may be growing."""
 

@@ -95,6 +95,7 @@ def plan(
             last,
             weight=max(1, int(weight)),
             detail={"format": "parquet", "path": file.path, "size": file.size, "of": rows},
+            rows=last - first,
         )
         for file, rows, pieces in taken
         for first, last, weight in _joined(pieces, target)

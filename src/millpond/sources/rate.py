@@ -59,7 +59,7 @@ class RateSource:
         stop = min(first + due(since, now, self._rate), n + max(1, limit.rows))
         detail = {"since": since, "first": first, "rate": self._rate}
         return [
-            Split(PLACE, begin, end, weight=16 * (end - begin), detail=detail)
+            Split(PLACE, begin, end, weight=16 * (end - begin), detail=detail, rows=end - begin)
             for begin, end in cut(n, stop, smallest=SMALLEST_SPLIT, largest=LARGEST_SPLIT)
         ]
 
@@ -78,7 +78,7 @@ class RateSource:
         stop = min(end[PLACE]["n"], n + max(1, limit.rows))
         detail = {name: end[PLACE][name] for name in ("since", "first", "rate")}
         return [
-            Split(PLACE, begin, last, weight=16 * (last - begin), detail=detail)
+            Split(PLACE, begin, last, weight=16 * (last - begin), detail=detail, rows=last - begin)
             for begin, last in cut(n, stop, smallest=SMALLEST_SPLIT, largest=LARGEST_SPLIT)
         ]
 

@@ -63,7 +63,7 @@ class RowSource:
         stop = min(end, start + max(1, limit.rows))
         smallest = SMALLEST_SPLIT if limit.rows >= EXACT_BELOW else limit.rows
         return [
-            Split(PLACE, first, last, weight=last - first, detail={"rows": self._rows[first:last]})
+            Split(PLACE, first, last, weight=last - first, detail={"rows": self._rows[first:last]}, rows=last - first)
             for first, last in cut(start, stop, smallest=smallest, largest=LARGEST_SPLIT)
         ]
 

@@ -19,6 +19,8 @@ from millpond.sources.listing import File
 from millpond.sources.ranges import EXACT_BELOW, LARGEST_SPLIT, SMALLEST_SPLIT, cut, share
 
 GZIP_RATIO = 8  # what JSON lines unpack to, about; used only to guess
+SHORTEST_ROW = 2  # bytes: a blank line is no row
+AIM = 0.95  # the part of a limit of rows that is planned where their length is an estimate, so that it is seldom passed
 
 
 def offset_of(file: File, entry: Any) -> int:
@@ -75,7 +77,7 @@ def plan(
     is planned.
     """
     exact = limit.rows < EXACT_BELOW
-    room = max(1, limit.bytes if exact else min(limit.bytes, int(limit.rows * bytes_per_row)))
+    room = max(1, limit.bytes if exact else min(limit.bytes, int(limit.rows * AIM * bytes_per_row)))
     taken: list[tuple[File, int, int | None]] = []
     for file in files:
         last = None if end is None else offset_of(file, end[file.place])
@@ -121,4 +123,7 @@ def _weight(file: File, start: int, stop: int | None) -> int:
 def _split(file: File, format: str, start: int, stop: int | None, base: int, weight: int, **more: int) -> Split:
     # base: a start of a line at or before every split that this plan makes of the file
     detail = {"format": format, "path": file.path, "size": file.size, "base": base, **more}
-    return Split(file.place, start, stop, weight=weight, detail=detail)
+    rows = more.get("rows")
+    if rows is None and stop is not None and not compressed(file.path):
+        rows = (stop - start + 1) // SHORTEST_ROW
+    return Split(file.place, start, stop, weight=weight, detail=detail, rows=rows)
