@@ -208,8 +208,8 @@ def totals_at(batch: int) -> dict[str, int]:
 def test_compact_with_keep_removes_what_lies_before(millpond: Millpond, keep: str) -> None:
     before = totals()
     mp.App("orders").drop_outputs("totals")  # what is not delivered stays within reach, however old
-    assert millpond("compact", "--keep", keep).exit_code == 0
-    assert millpond("compact", "--keep", keep).exit_code == 0
+    for _ in range(6):  # one long pause alone makes nothing old
+        assert millpond("compact", "--keep", keep).exit_code == 0
     assert totals() == before
     with pytest.raises(mp.errors.InvalidUse, match="no longer within reach"):
         totals_at(2)

@@ -97,6 +97,15 @@ def test_a_clock_that_was_wrong_for_a_few_batches_removes_nothing(tmp_path: Path
     assert floor_of(tmp_path, clock) == 0
 
 
+def test_a_jump_ahead_removes_nothing_that_is_younger_than_the_duration(tmp_path: Path) -> None:
+    clock = ManualClock()
+    start = clock.now()
+    app = mp.App("kept", str(tmp_path / "state"), local_dir=str(tmp_path / "local"), keep="7d", compact_every=3)
+    times = [start + n * DAY / 6 for n in range(41)]
+    run_batches(app, tmp_path, clock, times + [times[-1] + TEN_YEARS + n for n in range(9)])
+    assert floor_of(tmp_path, clock) == 0
+
+
 def test_what_is_older_than_the_duration_is_removed_at_the_usual_pace(tmp_path: Path) -> None:
     clock = ManualClock()
     start = clock.now()

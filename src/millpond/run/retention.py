@@ -18,7 +18,7 @@ from millpond.log.record import Record
 from millpond.storage import Storage
 from millpond.timing import seconds
 
-JUMPS = 4  # times the clock must have jumped ahead before what is kept by age can be too little
+JUMPS = 4  # a jump of the clock counts as this part of the duration that is kept
 
 KINDS = ("steps", "outputs", "positions", "spark", "manifests", "exchange")
 
@@ -90,9 +90,10 @@ def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
     if not keep.seconds or wanted is None:
         return wanted
     longest = keep.seconds / JUMPS
+    enough = keep.seconds + longest  # so that a clock that has jumped once makes nothing old before its time
     age = _passed(ledger, wanted, newest, longest)
     step = 1  # a few records more than asked for may stay, but not all need be read
-    while wanted.number > first and age <= keep.seconds:
+    while wanted.number > first and age <= enough:
         older = ledger.read(max(first, wanted.number - step))
         if older is None:
             return None
