@@ -10,13 +10,12 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import is_dataclass
 from datetime import timedelta
 from typing import Any, Literal, Unpack
 
-import msgspec
-
 from millpond.clock import Clock, SystemClock
+from millpond.codec import kinds
+from millpond.codec.trees import name_program_module
 from millpond.errors import InvalidUse
 from millpond.flow import Source
 from millpond.life import Life
@@ -86,6 +85,7 @@ class App(Life):
         self._running = False
         self._failure: BaseException | None = None
         self._letters: Stream[dict[str, Any]] | None = None
+        self._module = _program_module(sys._getframe(1).f_globals)
 
     # --- building ---
 
@@ -193,11 +193,12 @@ class App(Life):
         >>> list(app.program().reads)
         ['orders']
         """
-        # Classes of the main script are not found by name in a worker: they travel with the program.
-        main = vars(sys.modules.get("__main__", object)) if "__main__" in sys.modules else {}
-        types = tuple(value for value in list(main.values()) if _is_record_type(value))
-        streams = tuple(n.op.type for n in self._graph.nodes if isinstance(n.op, g.Read) and _is_record_type(n.op.type))
-        return g.compile_program(self.name, self._graph, tuple(dict.fromkeys([*types, *streams])))
+        # Classes of the program file are not found by name in a worker: they travel with the program.
+        modules = [sys.modules[name] for name in (self._module, "__main__") if name in sys.modules]
+        values = [value for module in modules for value in list(vars(module).values())]
+        streams = [node.op.type for node in self._graph.nodes if isinstance(node.op, g.Read)]
+        types = [value for value in [*values, *streams] if isinstance(value, _CLASS) and kinds.is_storable(value)]
+        return g.compile_program(self.name, self._graph, tuple(dict.fromkeys(types)))
 
     @property
     def storage(self) -> Storage:
@@ -303,7 +304,7 @@ class App(Life):
                 def make() -> Driver:
                     runtime.begin()
                     driver = Driver(
-                        program,
+                        runtime.program,
                         runtime,
                         open_storage(runtime.state_url),
                         self._clock,
@@ -369,8 +370,16 @@ class App(Life):
             raise self._failure
 
 
-def _is_record_type(value: Any) -> bool:
-    return isinstance(value, type) and (is_dataclass(value) or issubclass(value, msgspec.Struct))
+_CLASS = type
+
+
+def _program_module(scope: dict[str, Any]) -> str:
+    """The name of the module in which an App is made, which is known as a program file from then on."""
+    name = str(scope.get("__name__", "__main__"))
+    if name.startswith("millpond."):
+        return "__main__"
+    name_program_module(name, scope.get("__file__"))
+    return name
 
 
 @contextlib.contextmanager

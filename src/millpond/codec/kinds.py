@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import enum
 import functools
+import os
 import sys
 import typing
 from collections.abc import Iterable, Mapping
@@ -157,9 +158,49 @@ def is_storable(cls: Any) -> bool:
     return isinstance(cls, type) and (issubclass(cls, enum.Enum) or record_of(cls) is not None)
 
 
+MAIN = "__main__"
+
+_PROGRAMS: dict[str, str | None] = {}  # module in which an App was made → its file, without .py
+
+
+def program_modules() -> dict[str, str | None]:
+    """The modules in which Apps were made, and their files without .py."""
+    return dict(_PROGRAMS)
+
+
+def is_program_module(name: str) -> bool:
+    """Whether a module is a program file, or the main module."""
+    return name == MAIN or name in _PROGRAMS
+
+
+def add_program_module(name: str, path: str | None) -> None:
+    """Say that a module is a program file. Its classes are known as those of `__main__`, as if it were run as a script.
+
+    The same file is `__main__` under `python app.py` and `millpond run app.py`, `app` where it is imported, `pkg.app`
+    in a package: stored data names its classes in one way, whichever of them wrote it.
+    """
+    if path is not None:
+        path = os.path.splitext(os.path.abspath(path))[0].removesuffix(f"{os.sep}__init__")
+    if name not in _PROGRAMS or path is not None:
+        _PROGRAMS[name] = path
+
+
 def name_of(cls: type) -> str:
-    """The name by which stored data knows a type: `shop.orders:Order`."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+    """The name by which stored data knows a type: `shop.orders:Order`, and `__main__:Order` in the program file."""
+    module = MAIN if cls.__module__ in _PROGRAMS else cls.__module__
+    return f"{module}:{cls.__qualname__}"
+
+
+def known_names(name: str) -> list[str]:
+    """The names that a type of this stored name may have in this process, the likeliest first.
+
+    State that was written before program files had one name may hold the module's own, such as `app:Order`.
+    """
+    module, _, path = name.partition(":")
+    suffix = os.sep + module.replace(".", os.sep)
+    if module in _PROGRAMS or any(file is not None and file.endswith(suffix) for file in _PROGRAMS.values()):
+        return [name, f"{MAIN}:{path}"]
+    return [name]
 
 
 def remember(cls: type) -> str:
@@ -175,10 +216,14 @@ def find(name: str) -> type | None:
     Looks names up in plain dictionaries only: a module's `__getattr__` may import, so it is never asked.
     """
     module_name, _, path = name.partition(":")
-    found: Any = sys.modules.get(module_name)
-    for part in path.split("."):
-        found = vars(found).get(part) if isinstance(found, (ModuleType, type)) else None
-    return found if is_storable(found) else _ENCODED.get(name)
+    modules = [*reversed(_PROGRAMS), MAIN] if module_name == MAIN else [module_name]
+    for module in modules:
+        found: Any = sys.modules.get(module)
+        for part in path.split("."):
+            found = vars(found).get(part) if isinstance(found, (ModuleType, type)) else None
+        if is_storable(found):
+            return found  # type: ignore[no-any-return]
+    return _ENCODED.get(name)
 
 
 def reachable(types: Iterable[Any]) -> dict[str, type]:
@@ -188,12 +233,14 @@ def reachable(types: Iterable[Any]) -> dict[str, type]:
     that cannot be resolved are passed over too: types behind them have to be given by themselves.
     """
     found: dict[str, type] = {}
-    waiting = list(types)
+    seen: set[type] = set()
+    waiting = list(types)[::-1]  # of two that have one name the first is meant
     while waiting:
         cls = waiting.pop()
         waiting.extend(arg for arg in typing.get_args(cls) if not isinstance(arg, str))
-        if not is_storable(cls) or found.get(name_of(cls)) is cls:
+        if not is_storable(cls) or cls in seen:
             continue
+        seen.add(cls)
         found.setdefault(name_of(cls), cls)
         if not issubclass(cls, enum.Enum):
             waiting.extend(_annotated(cls))

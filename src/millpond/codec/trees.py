@@ -40,6 +40,14 @@ class _Taggers(dict[type, Tagger]):
         return tagger
 
 
+def name_program_module(name: str, path: str | None) -> None:
+    """Say that a module is a program file, which is part of the names of its classes."""
+    if name not in kinds.program_modules():
+        for cls in [cls for cls in TAGGERS if cls.__module__ == name]:
+            del TAGGERS[cls]
+    kinds.add_program_module(name, path)
+
+
 def _refuse(value: Any, depth: int) -> Any:
     raise Refused(value)
 

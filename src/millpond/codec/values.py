@@ -238,13 +238,27 @@ class Codec:
             ) from None
 
     def _find(self, name: str) -> type | None:
-        cls = self._types.get(name) or kinds.find(name)
+        cls = self._types.get(name)
+        if cls is None:
+            names = kinds.known_names(name)
+            found = (look(each) for look in (self._types.get, kinds.find) for each in names)
+            cls = next((each for each in found if each is not None), None) or self._nested(name)
+            if cls is not None:
+                self._types[name] = cls
         if cls is None and self._unknown == "raise":
             raise Incompatible(
                 f"stored value: expected the type {name!r} in this process, but no loaded module has it; "
                 "import its module first, or name the class where the state or stream is declared (type=…)"
             )
         return cls
+
+    def _nested(self, name: str) -> type | None:
+        """The class within a class that workers once wrote under its last name alone; nothing if there are several."""
+        module, _, path = name.partition(":")
+        if module != kinds.MAIN:
+            return None
+        found = [cls for known, cls in self._types.items() if known.endswith(f".{path}")]
+        return found[0] if len(found) == 1 else None
 
 
 def _may_be_tagged(text: bytes) -> bool:
