@@ -37,6 +37,7 @@ FLOORS = [
 ]
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 KNOWS_SPARK = "millpond.runtimes.spark"
+PICKLES = "millpond.runtimes.pickling"  # with the pickler that comes with Spark, and nothing else of it
 
 
 def modules() -> dict[str, Path]:
@@ -89,7 +90,8 @@ def wrong_imports(name: str, source: str, known: set[str], package: bool = False
     wrong = []
     mine = part_of(name)
     for line, target in dict.fromkeys(imports(name, source, known, package)):
-        if is_inside(target, "pyspark") and not is_inside(name, KNOWS_SPARK):
+        is_pickler = name == PICKLES and target in ("pyspark", "pyspark.cloudpickle")
+        if is_inside(target, "pyspark") and not is_inside(name, KNOWS_SPARK) and not is_pickler:
             wrong.append(f"{name}:{line} imports {target}; only {KNOWS_SPARK} may")
         if is_inside(target, "millpond"):
             theirs = part_of(target)
@@ -141,6 +143,7 @@ KNOWN = {
         ("millpond.app", "__import__('pyspark')"),
         ("millpond.runtimes.local", "import pyspark"),
         ("millpond.runtimes.sparkle", "import pyspark"),
+        ("millpond.runtimes.pickling", "from pyspark.sql import SparkSession"),
     ],
 )
 def test_an_import_that_points_upward_or_at_spark_is_found(name: str, source: str) -> None:
@@ -156,6 +159,7 @@ def test_an_import_that_points_upward_or_at_spark_is_found(name: str, source: st
         ),
         ("millpond.log.ledger", "import json, pyarrow\nfrom millpond import errors, storage"),
         ("millpond.runtimes.spark", "import pyspark"),
+        ("millpond.runtimes.pickling", "from pyspark import cloudpickle"),
         ("millpond.runtimes.spark.session", "from pyspark.sql import SparkSession"),
         ("millpond.app", "def late():\n    from millpond.runtimes.spark import Spark"),
         ("millpond.demo", "import millpond as mp"),

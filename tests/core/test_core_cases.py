@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ledger_reader import changes, commits, ledger, paths
+from outside import Calls
 
 import millpond as mp
 from millpond.storage import open_storage
@@ -40,7 +41,7 @@ def two_counts(*, second: bool = True, sink: str = "counts", emit: Any = None) -
 
 @pytest.mark.parametrize("sink", ["counts", "renamed"])
 def test_case_5_a_changed_app_resumes_and_reprocesses_nothing(sink):
-    calls: list[Any] = []
+    calls = Calls()
 
     def watched(key, row, n):
         calls.append(row)
@@ -156,7 +157,7 @@ def sums(partitions: int, seen: list[Any] | None = None) -> mp.App:
 @pytest.mark.parametrize("crash", [None, *STEPS])
 @pytest.mark.parametrize("partitions", [1, 2, 5])
 def test_case_15_recovery_equals_no_crash(partitions, crash):
-    seen: list[Any] = []
+    seen = Calls()
     rows = [{"key": key, "value": 10} for key in ("p", "p", "q", "p", "q", "p")]
     with TestDriver(sums(partitions, seen)) as driver:
         for row in rows[:-1]:

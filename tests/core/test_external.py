@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from outside import Calls, Outside
 from small_programs import PARTITIONS, piped
 
 import millpond as mp
@@ -14,7 +15,7 @@ from millpond.run.commit import STEPS
 from millpond.testing import Crashed, TestDriver
 
 
-class Database:
+class Database(Outside):
     """Remembers what it was asked."""
 
     def __init__(self, **rows: Any) -> None:
@@ -171,7 +172,7 @@ def test_on_is_a_field_several_or_a_function_and_nothing_looks_nothing_up():
 # --- what fails ---
 
 
-class Down:
+class Down(Outside):
     """A database that answers after so many attempts."""
 
     def __init__(self, attempts: int) -> None:
@@ -213,7 +214,7 @@ def test_only_rows_that_needed_the_answer_fail():
     app = mp.App("shop")
     database = people()
     answers = iter([database, Down(9)])
-    current: list[Any] = []
+    current = Calls()
 
     def fetch(keys):
         return current[-1](keys)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outside import Calls
 from small_drivers import Lanes, driver_of, run_to_end
 
 import millpond as mp
@@ -220,7 +221,7 @@ def test_a_row_without_the_field_that_it_is_looked_up_by_meets_on_error():
 
 
 def test_merge_and_on_are_tried_again_as_often_as_retry_says():
-    tries: list[str] = []
+    tries = Calls()
 
     def flaky(what, result):
         def call(*rows):

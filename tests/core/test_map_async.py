@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+from outside import Calls, Outside
 from small_programs import PARTITIONS, nth, piped
 
 import millpond as mp
@@ -15,7 +16,7 @@ from millpond.errors import InvalidUse, StepFailed
 from millpond.testing import Crashed, TestDriver
 
 
-class Meeting:
+class Meeting(Outside):
     """Nobody goes on before so many are there at the same time."""
 
     def __init__(self, size: int, patience: float = 10) -> None:
@@ -36,18 +37,18 @@ def test_one_worker_takes_one_row_after_the_other():
 
 
 def test_a_coroutine_function_runs_over_as_many_rows_at_a_time_as_there_are_workers():
-    here, most = 0, 0
+    world = Outside()
+    world.here = world.most = 0
 
     async def seen(row):
-        nonlocal here, most
-        here += 1
-        most = max(most, here)
+        world.here += 1
+        world.most = max(world.most, world.here)
         await asyncio.sleep(0.01)
-        here -= 1
+        world.here -= 1
         return row
 
     assert piped(lambda s: s.map_async(seen, workers=3), list(range(7))) == list(range(7))
-    assert most == 3
+    assert world.most == 3
 
 
 def test_rows_come_out_in_the_order_in_which_they_came_whoever_is_done_first():
@@ -55,7 +56,7 @@ def test_rows_come_out_in_the_order_in_which_they_came_whoever_is_done_first():
         await asyncio.sleep(0.03 if n == 0 else 0)
         return n * 10
 
-    gates = [threading.Event(), threading.Event()]
+    gates = Calls([threading.Event(), threading.Event()])
 
     def second_first(n):
         if n == 0:
@@ -146,7 +147,7 @@ def test_a_row_that_fails_stops_the_app_and_says_which_it_was(f):
 
 @BOTH
 def test_no_more_rows_are_begun_once_one_has_stopped_the_app(f):
-    begun = []
+    begun = Calls()
 
     def noted(n):
         begun.append(n)
@@ -193,7 +194,7 @@ def test_rows_that_fail_become_dead_letters_as_they_were(f):
     ]
 
 
-class Flaky:
+class Flaky(Outside):
     """Fails the first `times` times for every row; changes the row before it does."""
 
     def __init__(self, times: int) -> None:
@@ -240,7 +241,7 @@ def test_the_pauses_between_attempts_grow():
 
 def test_a_crash_in_a_worker_is_a_crash_of_the_batch():
     app = mp.App("crash")
-    crashes = [True]
+    crashes = Calls([True])
 
     def die_once(row):
         if crashes:

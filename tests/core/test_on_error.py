@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from datetime import datetime, tzinfo
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from ledger_reader import changes
+from outside import Calls, Outside
 from small_programs import PARTITIONS, nth, piped
 
 import millpond as mp
@@ -77,11 +79,11 @@ def test_dead_letter_keeps_the_row(verb):
 @EVERY_VERB
 @pytest.mark.parametrize("failures", [1, 2, 3])
 def test_retry_calls_again_after_growing_pauses_and_then_gives_up(verb, failures):
-    calls: list[float] = []
+    calls, world = Calls(), Outside()
 
     def flaky(n):
         if n == 2:
-            calls.append(driver.clock.now())
+            calls.append(world.clock.now())
             if len(calls) <= failures:
                 raise ValueError("not yet")
         return n
@@ -90,6 +92,7 @@ def test_retry_calls_again_after_growing_pauses_and_then_gives_up(verb, failures
     rows = app.stream("rows", mp.sources.rows([]), on_error=mp.retry(2, "1s", then="skip"))
     VERBS[verb](rows, flaky).to("out", mp.sinks.memory())
     with TestDriver(app) as driver:
+        world.clock = driver.clock
         driver.send("rows", [1, 2, 3])
         assert driver.output("out") == ([1, 2, 3] if failures <= 2 else [1, 3])
         pauses = [after - before for before, after in itertools.pairwise(calls)]
@@ -183,7 +186,8 @@ def test_a_row_that_cannot_be_encoded_fails_alone(where, value):
         assert driver.output("out") == [{"k": 1, "v": 1}, {"k": 3, "v": 3}]
         letters = driver.output("dead")
         assert len(letters) == 1
-        assert letters[0]["row"] == repr({"k": 2, "v": value})
+        places = r"0x[0-9a-f]+"  # the function has a copy of the value
+        assert re.sub(places, "", letters[0]["row"]) == re.sub(places, "", repr({"k": 2, "v": value}))
         assert letters[0]["step"] == ("key_by" if "key" in where else "out")
 
 
@@ -340,7 +344,7 @@ def test_a_dead_letter_holds_the_row_as_it_was(verb):
 
 @pytest.mark.parametrize("verb", CHANGERS)
 def test_a_row_is_tried_again_as_it_was(verb):
-    calls: list[int] = []
+    calls = Calls()
 
     def flaky(row):
         row["n"] += 1

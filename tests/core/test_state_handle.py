@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from outside import Calls
 from small_programs import applied
 
 import millpond as mp
@@ -57,7 +58,7 @@ def test_what_get_returns_is_the_callers_own():
 
 
 def test_the_handle_knows_its_key_and_its_time():
-    seen = []
+    seen = Calls()
 
     def f(row, state):
         seen.append((state.key, state.time, state.watermark))

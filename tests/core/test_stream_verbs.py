@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from outside import Calls
 from small_programs import PARTITIONS, nth, piped
 
 import millpond as mp
@@ -26,7 +25,7 @@ def test_flat_map_makes_any_number_of_rows_of_each():
 
 
 def test_inspect_shows_each_row_and_lets_it_go_on():
-    seen: list[Any] = []
+    seen = Calls()
     assert piped(lambda s: s.inspect(seen.append), [1, 2]) == [1, 2]
     assert seen == [1, 2]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from outside import Calls
 
 import millpond as mp
 from millpond.testing import Crashed, TestDriver
@@ -242,7 +243,7 @@ def test_clearing_the_state_leaves_the_timers():
 
 
 def test_a_timer_that_is_set_shows_with_get_until_it_fires():
-    seen = []
+    seen = Calls()
 
     class Look:
         def on_row(self, key, row, state, timers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from outside import Calls
 from small_windows import panes, row, rows, sent, windowed
 
 import millpond as mp
@@ -59,7 +60,7 @@ def test_a_row_that_fires_before_it_is_counted_opens_the_next_pane(how, last):
 
 
 def test_before_sees_the_result_without_the_row():
-    seen = []
+    seen = Calls()
     trigger = t.when(lambda result, r: seen.append((result["sum"], r["v"])), before=True)
     shown(trigger, [(1, 1), (2, 2), (4, 3)])
     assert seen == [(1, 2), (3, 4)], "the first row opens the window: there is nothing to show before it"
@@ -158,7 +159,7 @@ def test_a_trigger_of_ones_own_is_three_functions():
 
 
 def test_a_trigger_of_ones_own_sees_the_event():
-    seen = []
+    seen = Calls()
 
     def advance(state, event):
         seen.append((event.cause, event.time, event.window_start, event.window_end, event.result["sum"], event.now))

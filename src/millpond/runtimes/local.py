@@ -36,15 +36,22 @@ class LocalReading:
 class LocalRuntime:
     """Runs every task where it is called. `between` is called after each keyed task, for tests to step in.
 
-    With `ahead`, rows are read a batch before their turn, as they are on Spark.
+    With `ahead`, rows are read a batch before their turn, as they are on Spark. `shipped` is the program that the tasks
+    run, as it arrives in a worker; without it they run the driver's own.
     """
 
     slots = 1
 
     def __init__(
-        self, storage: Storage, clock: Clock, between: Callable[[int], None] | None = None, ahead: bool = False
+        self,
+        storage: Storage,
+        clock: Clock,
+        between: Callable[[int], None] | None = None,
+        ahead: bool = False,
+        shipped: Program | None = None,
     ) -> None:
         self._storage, self._tools, self._ahead = storage, Tools(storage, clock), ahead
+        self._shipped = shipped
         self._between = between or (lambda partition: None)
 
     def check(self) -> None:
@@ -58,7 +65,7 @@ class LocalRuntime:
     def _read(self, program: Program, context: Context, tasks: list[list[Planned]]) -> LocalReading:
         reading = LocalReading([[] for _ in range(context.partitions)], len(tasks))
         for task, planned in enumerate(tasks):
-            for partition, item in read_task(program, context, task, planned, self._tools):
+            for partition, item in read_task(self._shipped or program, context, task, planned, self._tools):
                 reading.items[partition].append(item)
         return reading
 
@@ -89,7 +96,7 @@ class LocalRuntime:
         items: list[object],
         carried: dict[int, list[Piece]],
     ) -> Result:
-        result = keyed_task(program, context, stage, partition, items, carried, tools=self._tools)
+        result = keyed_task(self._shipped or program, context, stage, partition, items, carried, tools=self._tools)
         self._between(partition)
         return result
 

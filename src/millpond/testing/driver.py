@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from millpond.app import App
 from millpond.clock import ManualClock
-from millpond.codec import NotEncodable, copy_value
+from millpond.codec import Codec, NotEncodable, copy_value
 from millpond.errors import InvalidUse, MillpondError
 from millpond.flow import Chunk, Delivery, Limit, Sink, Split
 from millpond.life import rebuilt
@@ -52,6 +52,7 @@ class _Sent:
     def __init__(self) -> None:
         self.rows: list[Any] = []
         self.ends: list[int] = []
+        self.codec = Codec()  # of the tasks: they know classes of the program file as copies
 
     def send(self, rows: Sequence[Any]) -> None:
         self.rows.extend(rows)
@@ -68,14 +69,15 @@ class _Sent:
 
     def read(self, split: Split) -> Iterator[Chunk]:
         # Each time anew, as a broker would: a function may change the rows that it is given.
-        yield Chunk([_fresh(row) for row in self.rows[split.start : split.stop]], split.stop)
+        yield Chunk([self._fresh(row) for row in self.rows[split.start : split.stop]], split.stop)
 
-
-def _fresh(row: Any) -> Any:
-    try:
-        return copy_value(row)
-    except NotEncodable:
-        return row
+    def _fresh(self, row: Any) -> Any:
+        try:
+            text = self.codec.encode(row)
+            is_typed = b'"$type"' in text or b'"$enum"' in text
+            return self.codec.decode(text) if is_typed else copy_value(row)
+        except NotEncodable:
+            return row
 
 
 class _Taken:
@@ -230,14 +232,13 @@ class TestDriver:
         ...
         millpond.errors.InvalidUse: app 'a' has no step 'none'; it has: none yet
         """
-        program = self._app.program()
         return StateView(
             self._storage,
             self._app.name,
             step,
             self.clock,
-            step=program.steps.get(step),
-            types=program.types,
+            step=self._program.steps.get(step),
+            types=self._program.types,
             home=self._home,
         )
 
@@ -337,11 +338,22 @@ class TestDriver:
         close_below(self._home)
 
     def _begin(self) -> None:
+        from millpond.runtimes.pickling import pack_program, unpack_program  # it brings in Spark's pickler
+
         self._dead = False
-        program = self._replaced(self._app.program())
-        runtime = LocalRuntime(self._storage, self.clock, lambda partition: self._point("compute", "during"))
+        program = self._app.program()
+        packed = pack_program(program)
+        self._program = replace(program, types=packed.types)
+        shipped = unpack_program(packed.data)
+        replaced = self._replaced(self._program)
+        runtime = LocalRuntime(
+            self._storage,
+            self.clock,
+            lambda partition: self._point("compute", "during"),
+            shipped=self._fed(shipped),
+        )
         self._driver = Driver(
-            program,
+            replaced,
             runtime,
             self._storage,
             self.clock,
@@ -368,6 +380,17 @@ class TestDriver:
                 op = replace(op, sink=taken)
             nodes.append(replace(node, op=op))
         return replace(program, nodes=tuple(nodes))
+
+    def _fed(self, shipped: Program) -> Program:
+        """What the tasks run, reading what was sent."""
+        codec, nodes = Codec(shipped.types), []
+        for node in shipped.nodes:
+            op = node.op
+            if isinstance(op, Read):
+                self._sources[op.stream].codec = codec
+                op = replace(op, source=self._sources[op.stream])
+            nodes.append(replace(node, op=op))
+        return replace(shipped, nodes=tuple(nodes))
 
     def _orders(self, delivery: Delivery) -> list[int]:
         """The places of the rows that caused a delivery's, as its segments have them."""

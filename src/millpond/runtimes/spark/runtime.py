@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -12,13 +13,15 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from millpond.codec import Codec
-from millpond.errors import MillpondError
+from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
 from millpond.log.record import SparkBatch
 from millpond.pipeline.graph import Program
 from millpond.run.commit import Driver
 from millpond.run.context import Context, Piece, Planned, Stage
 from millpond.run.delivery import failed, hand_over
 from millpond.run.runtime import Gone, JobLost, Offer, Parcel, Reading, T, W
+from millpond.runtimes import pickling
+from millpond.runtimes.pickling import pack_program
 from millpond.runtimes.spark.exchange import Exchange, KeyedTask, ReadTask
 from millpond.runtimes.spark.frames import Frames, FrameTask, plain_lines
 from millpond.runtimes.spark.reading import FAILED, Readings, SparkReading
@@ -35,9 +38,10 @@ class SparkRuntime:
     def __init__(self, program: Program, state_url: str, spark: SparkSession) -> None:
         self._spark, self._context = spark, spark.sparkContext
         self.state_url = state_url
-        self._program = program
+        packed = pack_program(program)
+        self.program = self._program = replace(program, types=packed.types)
         ship_modules(self._context)
-        self._shipped = Shipped(self._context, program)
+        self._shipped = Shipped(self._context, packed)
         self._exchange = Exchange(self._context)
         self._frames = Frames(program, spark)
         self._readings = Readings(self._context, self._exchange)
@@ -135,9 +139,15 @@ class SparkRuntime:
 
     def each(self, task: Callable[[Storage, W], T], works: list[W]) -> list[T]:
         url = self.state_url
+        sent = [
+            pickling.dumps((task, work)) for work in works
+        ]  # a migration holds functions and classes of the program
         with self._job(self._program.app, getattr(task, "__name__", "maintenance")):
-            tasks = self._context.parallelize(works, len(works))
-            return tasks.map(lambda work: task(open_storage(url), work)).collect()
+            found = self._context.parallelize(sent, len(sent)).map(lambda one: _done(one, url)).collect()
+        for result in found:
+            if isinstance(result, MillpondError):
+                raise result
+        return found
 
     @contextlib.contextmanager
     def _job(self, app: str, what: str) -> Iterator[None]:
@@ -203,6 +213,15 @@ def _hand_over(shipped: Shipped, state_url: str, parcels: Iterable[Parcel]) -> I
         except MillpondError as error:
             yield error
             return
+
+
+def _done(sent: bytes, state_url: str) -> Any:
+    """What a task makes of its work, or the error of ours that it raised: Spark would try again, to no purpose."""
+    task, work = pickling.loads(sent)
+    try:
+        return task(open_storage(state_url), work)
+    except (Corrupt, Incompatible, InvalidUse) as error:
+        return error
 
 
 def _first(error: Exception) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import pickle
 import shutil
 import site
 import sys
@@ -12,59 +11,27 @@ import sysconfig
 import tempfile
 import zipfile
 from collections import OrderedDict
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
 
-from pyspark import Broadcast, SparkContext, cloudpickle
+from pyspark import Broadcast, SparkContext
 
-from millpond.errors import InvalidUse
-from millpond.flow import Delivery, Source
-from millpond.pipeline.graph import Deliver, Program, Read
-
-
-@dataclass
-class Elsewhere:
-    """Stands in for a sink that no worker calls."""
-
-    where: Literal["driver", "workers", "session", "nowhere"]
-
-    def deliver(self, rows: list[Any], delivery: Delivery) -> None:
-        raise AssertionError("this sink is not called in a worker")
+from millpond.pipeline.graph import Program
+from millpond.runtimes.pickling import Packed, unpack_program
 
 
 class Shipped:
     """A program on its way to the workers: sent once, unpacked once per worker process."""
 
-    def __init__(self, context: SparkContext, program: Program) -> None:
-        nodes = []
-        for node in program.nodes:
-            op = node.op
-            if isinstance(op, Read) and not isinstance(op.source, Source):
-                op = replace(op, source=None)
-            elif isinstance(op, Deliver) and op.sink.where != "workers":
-                op = replace(op, sink=Elsewhere(op.sink.where))
-            nodes.append(replace(node, op=op))
-        for kind in program.types:
-            # What msgspec notes on a dataclass that it has made cannot travel, and is made anew at need.
-            if "__msgspec_cache__" in vars(kind):
-                del kind.__msgspec_cache__  # type: ignore[attr-defined]
-        try:
-            data = cloudpickle.dumps(replace(program, nodes=tuple(nodes)))  # type: ignore[no-untyped-call]
-        except Exception as error:
-            raise InvalidUse(
-                f"app {program.app!r}: a function, source or sink cannot be sent to the workers: {error}. "
-                "Functions may not hold on to open files, locks, connections or the SparkSession."
-            ) from error
-        self.name = blake2b(data, digest_size=16).hexdigest()
-        self._data: Broadcast[bytes] = context.broadcast(data)
+    def __init__(self, context: SparkContext, packed: Packed) -> None:
+        self.name = blake2b(packed.data, digest_size=16).hexdigest()
+        self._data: Broadcast[bytes] = context.broadcast(packed.data)
 
     def program(self) -> Program:
         """The program, in a worker."""
         found = _unpacked.get(self.name)
         if found is None:
-            found = _unpacked[self.name] = pickle.loads(self._data.value)
+            found = _unpacked[self.name] = unpack_program(self._data.value)
             while len(_unpacked) > 8:
                 _unpacked.popitem(last=False)
         return found
