@@ -20,6 +20,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.segment import unpack_outputs
 from millpond.pipeline.graph import Deliver, Program, Read
 from millpond.replica.local import close_below
+from millpond.run.batch import positions_of
 from millpond.run.commit import ACTIONS, STEPS, Driver, StepName, When
 from millpond.run.rebuild import Rebuilt
 from millpond.runtimes.local import LocalRuntime
@@ -47,29 +48,39 @@ class Crashed(BaseException):
 
 
 class _Sent:
-    """A source that outlives crashes, as a broker would: what was sent, one batch per call."""
+    """A source that outlives crashes, as a broker would: what was sent, one batch per call.
 
-    def __init__(self) -> None:
+    On storage that an earlier driver has used, the first row sent follows the last one that was read there.
+    """
+
+    def __init__(self, first: int) -> None:
         self.rows: list[Any] = []
         self.ends: list[int] = []
+        self.first = first  # the position of the first row
         self.codec = Codec()  # of the tasks: they know classes of the program file as copies
 
     def send(self, rows: Sequence[Any]) -> None:
         self.rows.extend(rows)
-        self.ends.append(len(self.rows))
+        self.ends.append(self.first + len(self.rows))
 
     def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> list[Split]:
-        done = position.get("0", 0)
+        done = max(position.get("0", 0), self.first)
         end = next((end for end in self.ends if end > done), done)
         return [] if end == done else [Split("0", done, end)]
 
     def plan_to(self, position: Mapping[str, Any], end: Mapping[str, Any], limit: Limit, now: float) -> list[Split]:
         done, last = position.get("0", 0), end.get("0", 0)
+        if done < min(self.first, last):
+            raise InvalidUse(
+                f"the rows from {done} to {self.first} were sent to an earlier TestDriver on this storage, and this "
+                "one does not have them. Send all rows to one TestDriver, and use its restart()."
+            )
         return [] if done >= last else [Split("0", done, last)]
 
     def read(self, split: Split) -> Iterator[Chunk]:
         # Each time anew, as a broker would: a function may change the rows that it is given.
-        yield Chunk([self._fresh(row) for row in self.rows[split.start : split.stop]], split.stop)
+        rows = self.rows[split.start - self.first : split.stop - self.first]
+        yield Chunk([self._fresh(row) for row in rows], split.stop)
 
     def _fresh(self, row: Any) -> Any:
         try:
@@ -368,11 +379,15 @@ class TestDriver:
 
     def _replaced(self, program: Program) -> Program:
         """The program with its sources and sinks replaced, by their names, with ones that a test can see."""
+        newest = Ledger(self._storage, program.app, self.clock).newest()
+        reached = {} if newest is None else positions_of(self._storage, newest)
         nodes = []
         for node in program.nodes:
             op = node.op
             if isinstance(op, Read):
-                op = replace(op, source=self._sources.setdefault(op.stream, _Sent()))
+                if op.stream not in self._sources:
+                    self._sources[op.stream] = _Sent(reached.get(op.stream, {}).get("0", 0))
+                op = replace(op, source=self._sources[op.stream])
             elif isinstance(op, Deliver):
                 real = op.sink if isinstance(op.sink, FunctionSink) else None
                 taken = self._sinks.setdefault(op.name, _Taken(real, self._orders))
