@@ -19,6 +19,7 @@ from millpond.codec.trees import name_program_module
 from millpond.errors import InvalidUse
 from millpond.flow import Source
 from millpond.life import Life
+from millpond.log.paths import check_name
 from millpond.pipeline import graph as g
 from millpond.pipeline.kept import Kept
 from millpond.pipeline.keyed import KeyedStream
@@ -67,8 +68,7 @@ class App(Life):
         keep: int | str | timedelta = 1000,
         compact_every: int = 100,
     ) -> None:
-        if not isinstance(name, str) or not name.strip() or "\x00" in name or len(name.encode()) > 120:
-            raise InvalidUse(f"App(name): expected a plain name such as 'orders', got {name!r}")
+        check_name(name, "App(name)")
         if partitions is not None and (type(partitions) is not int or not 1 <= partitions <= 10_000):
             raise InvalidUse(f"App(partitions): expected a whole number from 1 to 10000, got {partitions!r}")
         if type(compact_every) is not int or compact_every < 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from millpond.clock import SystemClock
 from millpond.errors import InvalidUse
 from millpond.log.ledger import Ledger
+from millpond.log.paths import check_name
 from millpond.log.record import Record
 from millpond.storage import Storage, open_storage
 from millpond.upkeep import Upkeep
@@ -15,6 +16,7 @@ class ReadOnlyApp(Upkeep):
     """An app's state, seen from another process."""
 
     def __init__(self, state_dir: str, name: str) -> None:
+        check_name(name, "open(name)")
         self.name, self.storage, self._clock = name, open_storage(state_dir), SystemClock()
         if Ledger(self.storage, name, self._clock).newest() is None:
             raise InvalidUse(f"{self.storage.url} holds no app {name!r}: check state_dir and the app's name")

@@ -132,7 +132,8 @@ def test_a_name_that_is_no_app_is_an_error(millpond: Millpond) -> None:
         ),
         (
             "import millpond as mp\napp = mp.App('')\n",
-            "App(name): expected a plain name such as 'orders', got ''",
+            "App(name): expected a plain name of 1 to 120 bytes such as 'orders', got '': it is empty. "
+            "Choose another one.",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from millpond.clock import SystemClock, as_datetime
 from millpond.errors import MillpondError
 from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
-from millpond.log.paths import Paths, unsafe
+from millpond.log.paths import Paths, safe, unsafe
 from millpond.log.record import Record, StreamTime
 from millpond.opened import ReadOnlyApp
 from millpond.run.batch import positions_of
@@ -174,10 +174,10 @@ def _position(entries: dict[str, Any]) -> str:
 
 def _steps(storage: Storage, newest: Record) -> dict[str, StepStatus]:
     found = {name: StepStatus(info.kind) for name, info in newest.steps.items()}
-    folder = f"{Paths(newest.app).root}/steps"
+    folder, known = f"{Paths(newest.app).root}/steps", {safe(name): name for name in newest.steps}
     for item in storage.list(folder):
-        name = unsafe(item.path[len(folder) + 1 :].split("/", 1)[0])
-        step = found.setdefault(name, StepStatus(None))
+        element = item.path[len(folder) + 1 :].split("/", 1)[0]
+        step = found.setdefault(known.get(element, unsafe(element)), StepStatus(None))
         step.segments += 1
         step.bytes += item.size
     return dict(sorted(found.items()))

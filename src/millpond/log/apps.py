@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from millpond.log.paths import Paths, unsafe
+import msgspec
+
+from millpond.log.paths import is_cut, unsafe
 from millpond.storage import Storage
 
 
@@ -21,9 +23,22 @@ def apps(storage: Storage) -> list[str]:
     after: str | None = None
     while (item := next(iter(storage.list("", after)), None)) is not None:
         folder, slash, _ = item.path.partition("/")
-        name = unsafe(folder)
-        if slash and next(iter(storage.list(Paths(name).ledger)), None) is not None:
+        if slash and (name := _app_in(storage, folder)) is not None:
             found.append(name)
         # "0" comes right behind "/": so the next look is at what follows this folder, however much it holds.
         after = f"{folder}0" if slash else item.path
     return sorted(found)
+
+
+def _app_in(storage: Storage, folder: str) -> str | None:
+    record = next(iter(storage.list(f"{folder}/ledger")), None)
+    if record is None:
+        return None
+    if not is_cut(folder):
+        return unsafe(folder)
+    for item in storage.list(f"{folder}/ledger"):  # its records know the name
+        try:
+            return str(msgspec.json.decode(storage.get(item.path) or b"")["app"])
+        except (msgspec.MsgspecError, KeyError, TypeError):
+            continue
+    return None

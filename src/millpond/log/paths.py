@@ -20,16 +20,74 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal
 from urllib.parse import quote, unquote
+
+from millpond.errors import InvalidUse
 
 SAVEPOINT = "savepoint.json"
 
 
-def safe(name: str) -> str:
-    """A user's name as one path element, readable and reversible."""
+MOST_NAME = 120  # bytes of UTF-8
+MOST_ELEMENT = 255  # bytes of one element of a path, on every file system in use
+_CUT = "%~"  # behind it the hash of a name that is too long; a quoted name never contains it
+
+
+def check_name(name: object, what: str) -> str:
+    """The one rule for the names of apps, streams, steps, tables and sinks; `InvalidUse` if one breaks it.
+
+    >>> from millpond.log.paths import check_name
+    >>> check_name("заказы", "App(name)")
+    'заказы'
+    """
+    trouble = ""
+    if not isinstance(name, str):
+        trouble = "a name is a string"
+    elif not name.strip():
+        trouble = "it is empty"
+    elif "\x00" in name:
+        trouble = "it contains a NUL character"
+    elif any("\ud800" <= c <= "\udfff" for c in name):
+        trouble = "it contains half of a surrogate pair, which is no text"
+    elif len(name.encode()) > MOST_NAME:
+        trouble = f"it has {len(name.encode())} bytes in UTF-8"
+    if trouble:
+        raise InvalidUse(
+            f"{what}: expected a plain name of 1 to {MOST_NAME} bytes such as 'orders', got {name!r}: {trouble}. "
+            "Choose another one."
+        )
+    assert isinstance(name, str)
+    return name
+
+
+def safe(name: str, most: int = MOST_ELEMENT) -> str:
+    """A user's name as one path element, readable and reversible.
+
+    Other characters than ASCII take three bytes for each of theirs. A name that is then longer than `most` is cut, and
+    ends with a hash.
+
+    >>> from millpond.log.paths import safe
+    >>> safe("per minute"), safe("naïve")
+    ('per minute', 'na%C3%AFve')
+    >>> len(safe("ж" * 60))
+    255
+    """
     text = quote(name, safe=" !#$&'()+,;=@[]^`{}~")
-    return "%2E" + text[1:] if text.startswith(".") else text
+    return cut("%2E" + text[1:] if text.startswith(".") else text, most)
+
+
+def cut(quoted: str, most: int) -> str:
+    """A quoted name, if it is not longer than that, or else its beginning and a hash of it."""
+    if len(quoted) <= most:
+        return quoted
+    ending = _CUT + blake2b(quoted.encode(), digest_size=16).hexdigest()
+    return quoted[: most - len(ending)] + ending
+
+
+def is_cut(element: str) -> bool:
+    """Whether a path element is that of a name that was too long, so that `unsafe` does not give the name back."""
+    return _CUT in element
 
 
 def unsafe(element: str) -> str:

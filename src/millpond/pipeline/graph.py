@@ -10,6 +10,7 @@ from typing import Any
 
 from millpond.errors import InvalidUse
 from millpond.flow import Sink
+from millpond.log.paths import check_name
 from millpond.steps.base import Step
 from millpond.steps.external import Cache, External
 from millpond.steps.failure import OnError, Retry
@@ -198,8 +199,7 @@ class Graph:
 
     def claim(self, name: str, what: str) -> str:
         """Take a name for something durable; each is given once in an app."""
-        if not isinstance(name, str) or not name.strip() or "\x00" in name or len(name.encode()) > 120:
-            raise InvalidUse(f"{what}: expected a plain name of 1 to 120 bytes, got {name!r}")
+        check_name(name, what)
         if name in self.names:
             raise InvalidUse(
                 f"{what} {name!r}: the name belongs to a {self.names[name]} already. Names own what is stored "

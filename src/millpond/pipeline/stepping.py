@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from millpond.errors import InvalidUse
+from millpond.log.paths import check_name
 from millpond.pipeline import graph as g
 from millpond.pipeline import joins
 from millpond.pipeline.kept import checked_versions
@@ -53,6 +54,8 @@ class Stepping(Stream[R], Generic[K, R]):
     ) -> KeyedStream[K, Any]:
         """A step over this stream's rows, and over those of another that is keyed alike, if there is one."""
         self._graph.claim(name, "step")
+        if renamed_from is not None:
+            check_name(renamed_from, f"{kind}({name!r}, renamed_from)")
         lives = checked_ttl(ttl, f"{kind}({name!r}, ttl)")
         if lives is not None:
             options, detail = {**options, "ttl": lives}, {**detail, "ttl": lives.detail}

@@ -18,6 +18,8 @@ from pathlib import Path
 from millpond.clock import new_id
 from millpond.log.paths import Paths, safe
 
+MOST_TABLE = 200  # bytes of a table's name in the name of its folder, which says more
+
 
 def default_home() -> str:
     """`MILLPOND_LOCAL_DIR`, or a folder of the user's own among the temporary files of this host."""
@@ -43,7 +45,7 @@ def folder(home: str, app: str, incarnation: str, partition: int, partitions: in
 def table_folder(home: str, app: str, incarnation: str, table: str, partitions: int, epoch: int = 0) -> Path:
     """The folder of the replica of a whole table."""
     tail = f"-since-{epoch}" if epoch else ""
-    return Path(home, Paths(app).root, incarnation, f"table-{safe(table)}-of-{partitions:05d}{tail}")
+    return Path(home, Paths(app).root, incarnation, f"table-{safe(table, MOST_TABLE)}-of-{partitions:05d}{tail}")
 
 
 def _epoch(folder: Path) -> int:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from millpond.errors import InvalidUse
 from millpond.flow import Delivery, Registration
 from millpond.log import checked
+from millpond.log.paths import MOST_ELEMENT, cut
 from millpond.sinks import columns, text
 from millpond.storage import LocalStorage
 
@@ -21,6 +22,7 @@ Format = Literal["jsonl", "parquet"]
 
 FORMATS: tuple[Format, ...] = get_args(Format)
 
+MOST_SINK = MOST_ELEMENT - 75  # bytes of the sink's name in a file's name; the rest of it takes up to 69
 REGISTER = "_millpond"  # readers of folders leave out what begins with an underscore
 
 
@@ -119,7 +121,8 @@ class FileSink:
         """The name, batch and attempt of every file of one incarnation and sink."""
         for item in self._storage.list(""):
             batch, partition, rest = item.path[:20], item.path[21:26], item.path[27:]
-            ending = next((e for f in FORMATS if rest.endswith(e := f"-{quote(sink, safe='')}.{f}")), None)
+            names = dict.fromkeys([_quoted(sink), quote(sink, safe="")])  # as it is in files of format 1
+            ending = next((e for n in names for f in FORMATS if rest.endswith(e := f"-{n}.{f}")), None)
             if ending and batch.isdigit() and partition.isdigit() and rest.startswith(incarnation):
                 attempt = rest.removesuffix(ending).removeprefix(incarnation)
                 if "-" not in attempt[1:] and attempt[:1] in ("", "-"):
@@ -150,12 +153,17 @@ def file_name(delivery: Delivery, format: str) -> str:
     """
     # the incarnation is the app's own, so the app's name adds nothing; two sinks may share a folder
     attempt = f"{delivery.attempt}-" if delivery.attempt else ""  # records of format 1 have none
-    sink = quote(delivery.sink, safe="")
+    sink = _quoted(delivery.sink) if delivery.attempt else quote(delivery.sink, safe="")
     return f"{delivery.batch:020d}-{delivery.partition:05d}-{delivery.incarnation}-{attempt}{sink}.{format}"
 
 
+def _quoted(sink: str) -> str:
+    """A sink's name as a part of a file's name, so that all of it fits into one."""
+    return cut(quote(sink, safe=""), MOST_SINK)
+
+
 def _register_name(incarnation: str, sink: str) -> str:
-    return f"{REGISTER}/{incarnation}-{quote(sink, safe='')}.json"
+    return f"{REGISTER}/{incarnation}-{_quoted(sink)}.json"
 
 
 def _parquet(table: pa.Table) -> memoryview:
