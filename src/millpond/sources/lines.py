@@ -29,10 +29,10 @@ def compressed(path: str) -> bool:
 def opened(path: str, size: int) -> Iterator[IO[bytes]]:
     """The file's first `size` bytes, unpacked where its name ends in .gz.
 
-    Raises InvalidUse when the file is gone, smaller than the plan saw it, or no gzip.
+    Raises InvalidUse when the file is gone, smaller than the plan saw it, also while it is read, or no gzip.
     """
     try:
-        raw = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below, or by the GzipFile's user
+        raw = _Begun(path, size)
     except FileNotFoundError:
         raise InvalidUse(f"{path}: expected a file of {size} bytes, and it is gone. Put it back.") from None
     with raw:
@@ -41,7 +41,7 @@ def opened(path: str, size: int) -> Iterator[IO[bytes]]:
             raise shrank(path, size, came)
         raw.seek(0)
         if not compressed(path):
-            yield raw
+            yield cast(IO[bytes], raw)
             return
         with gzip.GzipFile(fileobj=cast(Any, io.BufferedReader(_Head(raw, size), BLOCK))) as unpacked:
             try:
@@ -145,6 +145,33 @@ def bytes_per_line(path: str, size: int, offset: int) -> float | None:
         return None
     end = data.rfind(b"\n") + 1
     return end / data.count(b"\n") if end else None
+
+
+class _Begun(io.FileIO):
+    """A file that held `size` bytes when its reading was planned, and must hold them while it is read.
+
+    A file that somebody truncates meanwhile would otherwise look like one that ends in the middle of a line.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        super().__init__(path, "rb")
+        self._path, self._size = path, size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(-1 if size is None else size)
+        if not data and size != 0:
+            self._check()
+        return data
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = super().readinto(buffer)
+        if not count and len(buffer):
+            self._check()
+        return count
+
+    def _check(self) -> None:
+        if self.tell() < self._size:
+            raise shrank(self._path, self._size, self.seek(0, io.SEEK_END))
 
 
 class _Head(io.RawIOBase):
