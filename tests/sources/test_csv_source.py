@@ -98,13 +98,16 @@ def test_bad_rows_count_against_a_small_limit(tmp_path):
     assert position == {"a.csv": {"offset": 6}}
 
 
-@pytest.mark.parametrize("tail", [b"3", b"3,4", b'"3', b'"3\n', b'"3\n3",4'])
-def test_a_half_written_record_waits(tmp_path, tail):
+@pytest.mark.parametrize(
+    ("tail", "is_open"),
+    [(b"3", None), (b"3,4", None), (b'"3', None), (b'"3\n', "record"), (b'"3\n3",4', "line")],
+)
+def test_a_half_written_record_waits(tmp_path, tail, is_open):
     path = tmp_path / "a.csv"
     source = write(tmp_path, b"a,b\n1,2\n" + tail)
     rows, bad, position = one_batch(source)
     assert (rows, bad) == ([{"a": "1", "b": "2"}], [])
-    assert position == {"a.csv": {"offset": 8, "seen": 8 + len(tail)}}
+    assert position == {"a.csv": {"offset": 8, "seen": 8 + len(tail), "open": is_open}}
     assert source.plan(position, ALL, 0.0) == []
 
     path.write_bytes(b'a,b\n1,2\n"3\n3",4\n')

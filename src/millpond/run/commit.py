@@ -166,6 +166,14 @@ class Driver:
         self._tidy()
         return True
 
+    def is_waiting(self) -> bool:
+        """Whether a source has met the beginning of something that a writer seems to be about to finish."""
+        for name, node in self.program.reads.items():
+            is_waiting = getattr(getattr(node.op, "source", None), "is_waiting", None)
+            if is_waiting is not None and is_waiting(self.positions.get(name, {}), self.clock.now()):
+                return True
+        return False
+
     def _next_limit(self, most: Limit) -> Limit:
         """What was too much for a batch once is come back to slowly."""
         return Limit(min(most.rows, self._limit.rows * 2), min(most.bytes, self._limit.bytes * 2))

@@ -18,6 +18,7 @@ from millpond.run.heartbeat import Beating
 log = logging.getLogger("millpond")
 
 LONGEST_PAUSE = 60.0
+LONGEST_PATIENCE = 30.0  # seconds that a run which catches up waits for the end of what a writer has begun
 LOOK_UP = 1.0  # seconds for which a waiting driver does not notice that it has lost its app
 
 
@@ -67,6 +68,7 @@ def _run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, 
 
 def _batches(driver: Driver, lost: threading.Event, settings: Settings, stop: threading.Event, clock: Clock) -> None:
     limit = Limit(settings.max_rows, settings.max_bytes)
+    patience = LONGEST_PATIENCE
     while not stop.is_set():
         if lost.is_set():  # a driver that has nothing to write would not notice that another owns the app
             driver.owner.check()
@@ -76,6 +78,12 @@ def _batches(driver: Driver, lost: threading.Event, settings: Settings, stop: th
             driver.runtime.check()
         if settings.until == "caught-up":
             if not worked and driver.runtime.exhausted:
+                if driver.is_waiting():
+                    if patience > 0:
+                        stop.wait(min(settings.every, patience))
+                        patience -= clock.monotonic() - began
+                        continue
+                    log.warning("%s: the input ends in a record that is not complete", driver.program.app)
                 if settings.close_at_end:
                     driver.batch(limit, final=True)
                 break

@@ -30,7 +30,7 @@ def files(path: str | os.PathLike[str], format: Format | None = None) -> FileSou
 
     - JSON lines: any JSON value per line; blank lines are skipped.
     - CSV: each file's first line names the fields; all values are strings, and `type=` on the stream converts
-      them. A field holds up to 131,072 characters.
+      them. A field holds up to 131,072 characters. A quote that is not closed makes a bad row of its line.
     - Parquet: Arrow columns, until a function needs Python rows.
 
     >>> import pathlib, tempfile

@@ -20,18 +20,21 @@ from millpond.sources.text import entry_at
 def read(split: Split) -> Iterator[Chunk]:
     """The records that begin in the split as dicts; records that do not fit the header as bad rows.
 
-    Raises InvalidUse when a header names one field twice. A record that has not ended yet waits.
+    Raises InvalidUse when a header names one field twice. A record that has not ended yet waits; in a split that is
+    `ended` no more of it will come, and the line in which it begins is a bad row.
     """
     path, size, start = split.detail["path"], split.detail["size"], split.start
     cap: int | None = split.detail.get("rows")
+    is_ended = bool(split.detail.get("ended"))
     with opened(path, size) as file:
-        names, after_header = _header(file, path, size)
+        header = _Records(file, 0, size, path, SMALL_BLOCK, is_ended)
+        names = _header(header, path)
         if names is None:
-            yield Chunk([], entry_at(start, path, size, at_end=True))
+            yield Chunk([], header.position())
             return
-        at = max(start, after_header)
+        at = max(start, header.offset)
         file.seek(at)
-        records = _Records(file, at, size, path, SMALL_BLOCK if cap else BLOCK)
+        records = _Records(file, at, size, path, SMALL_BLOCK if cap else BLOCK, is_ended)
         taken, ended = 0, False
         while not ended and (cap is None or taken < cap):
             rows: list[Any] = []
@@ -57,17 +60,15 @@ def read(split: Split) -> Iterator[Chunk]:
                     came = f"expected {len(names)} fields ({', '.join(names)}), got {len(fields)}"
                     bad.append(BadRow(records.where(line), records.raw(), came))
             taken += len(rows) + len(bad)
-            position = entry_at(records.offset, path, size, at_end=records.exhausted)
-            yield Chunk(rows, position, _Where(path, size, at, numbers), bad)
+            yield Chunk(rows, records.position(), _Where(path, size, at, numbers), bad)
 
 
-def _header(file: IO[bytes], path: str, size: int) -> tuple[list[str] | None, int]:
-    """The names of the fields and the offset after them; None while the header is not complete."""
-    records = _Records(file, 0, size, path, SMALL_BLOCK)
+def _header(records: _Records, path: str) -> list[str] | None:
+    """The names of the fields; None while the header is not complete."""
     while True:
         fields = records.next()
         if fields is None:
-            return None, 0
+            return None
         if isinstance(fields, str):
             raise InvalidUse(
                 f"{path}, line 1: expected a CSV header that names the fields, got: {fields}. Mend the file."
@@ -79,7 +80,7 @@ def _header(file: IO[bytes], path: str, size: int) -> tuple[list[str] | None, in
         raise InvalidUse(
             f"{path}, line 1: expected each field once in the CSV header, got {twice[0]!r} twice. Rename one of them."
         )
-    return fields, records.offset
+    return fields
 
 
 class _Where:
@@ -97,17 +98,21 @@ class _Records:
     """Records one by one, with the offset after the last complete one.
 
     csv.reader asks for a further line only while a record is open, so after each record the lines that
-    were handed out are exactly the lines of the records so far.
+    were handed out are exactly the lines of the records so far. A record whose quote is never closed would take all
+    lines that follow: only its first line is given up as a bad row, and the others are read again on their own.
     """
 
-    def __init__(self, file: IO[bytes], start: int, size: int, path: str, block: int) -> None:
+    def __init__(self, file: IO[bytes], start: int, size: int, path: str, block: int, is_ended: bool) -> None:
         self.start = self.offset = start  # the offset after the last complete record
         self.line = 0  # lines before it, from the start
         self.exhausted = False  # no complete record is left
+        self._is_ended = is_ended  # what is not complete will not become so
+        self._is_open = False  # the record after the last complete one has a quote that is not closed
         self._path, self._size = path, size
         self._before: int | None = None  # lines before the start, counted when somebody asks
         self._garbled: str | None = None  # why a line of the record in hand is no text
         self._blocks = blocks(file, start, None, None if compressed(path) else size, block)
+        self._left: Iterator[bytes] = iter(())  # lines of the block in hand
         self._held: list[bytes] = []  # the raw lines of the record in hand
         self._reader = csv.reader(self._lines(), strict=True)
 
@@ -122,12 +127,38 @@ class _Records:
             return None
         except csv.Error as error:
             problem = str(error)
-        if self.exhausted:
-            return None  # the record was still open when the complete lines ended
+        if self.exhausted:  # the record was still open when the complete lines ended
+            if not self._is_ended or self._ends_in_a_line():
+                self._is_open = True
+                return None
+            problem = self._give_up("and the file ends without one")
+        elif problem is not None and problem.startswith("field larger") and len(self._held) > 1:
+            problem = self._give_up(f"and none came in {csv.field_size_limit()} characters")
         self.offset += sum(map(len, self._held)) + len(self._held)
         self.line += len(self._held)
         problem = self._garbled or problem
         return fields if problem is None else problem
+
+    def _give_up(self, why: str) -> str:
+        """Take the first line alone for the record in hand, and go on with the next line; what is wrong with it."""
+        self._left = iter([*self._held[1:], *self._left])
+        del self._held[1:]
+        self._garbled, self.exhausted = None, False
+        self._reader = csv.reader(self._lines(is_first=False), strict=True)
+        return f"expected a second quote that closes the field, {why}"
+
+    def position(self) -> dict[str, Any]:
+        """How far the file has been read."""
+        entry: dict[str, Any] = entry_at(self.offset, self._path, self._size, at_end=self.exhausted)
+        if self._is_open:
+            entry["open"] = "line" if self._ends_in_a_line() else "record"
+        elif "seen" in entry and not compressed(self._path):
+            entry["open"] = None
+        return entry
+
+    def _ends_in_a_line(self) -> bool:
+        """Whether an incomplete line follows the record in hand, which is the last: a writer is not done with it."""
+        return not compressed(self._path) and self.offset + sum(map(len, self._held)) + len(self._held) < self._size
 
     def raw(self) -> str:
         """The record in hand as it stands in the file."""
@@ -139,10 +170,10 @@ class _Records:
             self._before = newlines_before(self._path, self._size, self.start)
         return f"{self._path}, line {self._before + line + 1}"
 
-    def _lines(self) -> Iterator[str]:
-        first = self.start == 0
-        for body, _ in self._blocks:
-            for line in body.split(b"\n"):
+    def _lines(self, is_first: bool = True) -> Iterator[str]:
+        first = is_first and self.start == 0
+        while True:
+            for line in self._left:
                 self._held.append(line)
                 text = line.removeprefix(BOM) if first else line
                 first = False
@@ -151,4 +182,8 @@ class _Records:
                 except UnicodeDecodeError as error:
                     self._garbled = f"expected UTF-8, got {text[error.start : error.end]!r}"
                     yield text.decode(errors="replace") + "\n"
-        self.exhausted = True
+            block = next(self._blocks, None)
+            if block is None:
+                self.exhausted = True
+                return
+            self._left = iter(block[0].split(b"\n"))

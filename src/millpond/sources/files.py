@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from millpond.errors import InvalidUse
 from millpond.flow import Chunk, Limit, Split
 from millpond.sources import csv, jsonl, parquet, text
-from millpond.sources.lines import bytes_per_line
+from millpond.sources.lines import bytes_per_line, newlines_before
 from millpond.sources.listing import File, Location
 from millpond.sources.parquet import Footer
 
@@ -68,8 +68,32 @@ class FileSource:
         if format == "parquet":
             return parquet.plan(files, position, limit, self._footer)
         if self._sizes is not None:  # the first bytes of a file that has grown are a file, too
-            files = [replace(file, size=min(file.size, self._sizes[file.place])) for file in files]
-        return text.plan(files, position, limit, self._row_length(files, position), format)
+            files = [_first_bytes(file, self._sizes[file.place]) for file in files]
+        return text.plan(files, position, limit, self._row_length(files, position), format, now=now)
+
+    def is_waiting(self, position: Mapping[str, Any], now: float) -> bool:
+        """Whether a CSV file ends in a quoted field that a writer may be about to finish.
+
+        Raises InvalidUse when it ends in the middle of a line there, and nobody seems to be writing any more.
+        """
+        files = self._location.list()
+        if not files or (self._format or format_of(files)) != "csv":
+            return False
+        if self._sizes is not None:
+            files = [_first_bytes(file, self._sizes[file.place]) for file in files if file.place in self._sizes]
+        found = False
+        for file in files:
+            entry, is_settled = position.get(file.place) or {}, text.is_settled(file, now)
+            is_in_line = entry.get("open") == "line" and entry.get("seen") == file.size and not file.is_cut
+            if is_in_line and is_settled:
+                number = newlines_before(file.path, file.size, entry["offset"]) + 1
+                raise InvalidUse(
+                    f"{file.path}, line {number}: expected a second quote that closes the field, and the file ends in "
+                    "the middle of a line without one. Close the quote and end the file with a newline; or run again "
+                    "when the writer has done so."
+                )
+            found = found or (not is_settled and (is_in_line or text.open_at(file, entry) is not None))
+        return found
 
     def as_of(self, now: float) -> FileSource:
         """The same files as they are now: without those that are added, and what is appended, from now on."""
@@ -127,6 +151,11 @@ class FileSource:
 
     def __repr__(self) -> str:
         return f"files({self._location.path!r}, format={self._format!r})"
+
+
+def _first_bytes(file: File, size: int) -> File:
+    """The file as it was when it had no more than `size` bytes."""
+    return file if file.size <= size else replace(file, size=size, is_cut=True)
 
 
 def format_of(files: Sequence[File]) -> Format:

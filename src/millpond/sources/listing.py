@@ -18,6 +18,7 @@ class File:
     path: str
     size: int
     changed: int = 0  # nanoseconds; together with the size it tells one version of a file from another
+    is_cut: bool = False  # it goes on beyond `size`
 
 
 @dataclass(frozen=True)
