@@ -405,12 +405,12 @@ def test_ids_that_were_seen_leave_storage_when_they_are_over():
     storage = open_storage("memory://")
     app = app_with(lambda s: s.deduplicate("s", by="id", within=10))
     with TestDriver(app, storage=storage) as driver:
-        driver.send("rows", [row("a", 0, id=1), row("a", 5, id=2), row("a", 10, id=1)])
+        driver.send("rows", [row("a", 0, id=1), row("a", 5, id=2), row("a", 9, id=1)])
         assert [found["at"] for found in driver.output("out")] == [0, 5]
-        driver.send("rows", [row("b", 11, id=9)])
+        driver.send("rows", [row("b", 10, id=9)])
         assert [cell for _, cell in in_storage(storage)] == ["m:seen:2", "m:seen:9"]
-        driver.send("rows", [row("a", 12, id=1), row("a", 15, id=2), row("a", 16, id=2)])
-        assert [found["at"] for found in driver.output("out")] == [0, 5, 11, 12, 16]
+        driver.send("rows", [row("a", 12, id=1), row("a", 14, id=2), row("a", 15, id=2)])
+        assert [found["at"] for found in driver.output("out")] == [0, 5, 10, 12, 15]
 
 
 def test_ids_leave_by_the_clock_where_rows_have_no_time():
@@ -418,7 +418,7 @@ def test_ids_leave_by_the_clock_where_rows_have_no_time():
     app = app_with(lambda s: s.deduplicate("s", within="10s"), timestamp=None)
     with TestDriver(app, storage=storage) as driver:
         driver.send("rows", [row("a", 0)])
-        driver.advance("10s")
+        driver.advance("9s")
         driver.send("rows", [row("a", 0)])
         assert len(in_storage(storage)) == 1
         driver.advance("1s")
@@ -443,6 +443,51 @@ def test_another_within_counts_for_the_ids_that_are_kept():
         driver.restart(app(None))
         driver.send("rows", [row("b", 5000, id=5)])
         assert len(in_storage(storage)) == 4
+
+
+def test_copies_of_a_row_that_is_older_than_what_is_remembered_are_let_go_all_but_the_first():
+    with TestDriver(app_with(lambda s: s.deduplicate("s", by="id", within=10))) as driver:
+        driver.send("rows", [row("b", 100, id=0)])
+        for _ in range(2):
+            driver.send("rows", [row("a", 5, id=1), row("a", 5, id=1)])
+        driver.send("rows", [row("b", 109, id=9)])
+        driver.send("rows", [row("a", 5, id=1)])
+        assert [found["id"] for found in driver.output("out")] == [0, 1, 9]
+
+
+@pytest.mark.parametrize("timed", [True, False], ids=["event time", "the clock"])
+@settings(max_examples=60, deadline=None, database=None)
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30), st.integers(0, 2)), max_size=4), max_size=8)
+)
+def test_an_id_lives_as_an_entry_with_a_ttl_that_nothing_refreshes(timed, batches):
+    def first(row, state):
+        seen = state.map("seen")
+        if row["id"] in seen:
+            return None
+        seen[row["id"]] = True
+        return row
+
+    def app(step):
+        return app_with(step, **({} if timed else {"timestamp": None}))
+
+    found, within = [], 7 if timed else "7s"
+    for step in (
+        lambda s: s.deduplicate("s", by="id", within=within),
+        lambda s: s.apply("s", first, ttl=mp.ttl(within, refresh="never")),
+    ):
+        with TestDriver(app(step)) as driver:
+            for batch in batches:
+                driver.send("rows", [row(k, at, id=id) for k, at, id in batch])
+                if not timed:
+                    driver.advance(f"{sum(at for _, at, _ in batch) % 5}s")
+            found.append((driver.output("out"), {k: set(v["seen"]) for k, v in driver.state("s").items()}))
+    assert found[0] == found[1]
+
+
+def test_within_no_time_at_all_is_refused():
+    with pytest.raises(mp.errors.InvalidUse, match=r"deduplicate\('s', within\): .*longer than nothing"):
+        app_with(lambda s: s.deduplicate("s", within=0))
 
 
 # --- another TTL than before ---

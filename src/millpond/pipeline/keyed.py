@@ -24,7 +24,7 @@ from millpond.steps.external import External
 from millpond.steps.failure import OnError
 from millpond.steps.process import Process, Processor, made
 from millpond.steps.state import State
-from millpond.steps.ttl import TTL, Lifetime
+from millpond.steps.ttl import TTL, Lifetime, checked_ttl
 from millpond.timing import duration
 from millpond.windows.kinds import MISSING, Window
 from millpond.windows.triggers import Trigger, on_close
@@ -270,13 +270,20 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
     ) -> KeyedStream[K, R]:
         """Only the first row of each key, or of each `by` of a key, goes on; `within` a time, or for ever.
 
+        `within` counts as a `ttl` does: a row that passes at t is remembered until t + `within`, by event time where
+        rows have one, and one that is older than the watermark from the watermark on.
+
         >>> import millpond as mp
         >>> payments = mp.App("a").stream("payments", mp.sources.rows([])).key_by("card")
         >>> once = payments.deduplicate("once", by="payment_id", within="1d")
         """
-        within = None if within is None else duration(within, f"deduplicate({name!r}, within)")
-        options = {"by": by if by is None or callable(by) else Field(by), "within": within}
-        detail = {} if within is None else {"within": TTL(within).detail["after"]}
+        where = f"deduplicate({name!r}, within)"
+        lives = None if within is None else checked_ttl(duration(within, where), where)
+        options: dict[str, Any] = {"by": by if by is None or callable(by) else Field(by), "within": None}
+        detail = {}
+        if lives is not None:
+            options |= {"within": lives.after, "ttl": TTL(lives.after, refresh="never")}
+            detail["within"] = lives.detail["after"]
         return self._step(
             Deduplicate, name, "deduplicate", options, on_error=on_error, renamed_from=renamed_from, **detail
         )

@@ -171,13 +171,17 @@ class Entries(Cells):
                     times = None, entry.wall + length - before["after"]
                 else:
                     times = None, self._turn.wall + length
-            if times != (entry.due, entry.wall):
-                self.turn_to(entry.key)
-                super().read(entry.cell)
-                self._pending[entry.cell] = self._held[entry.key][entry.cell]
-                self._pending_times[entry.cell] = times
-                self._is_timed = True
-                self.keep()
+            self.set_times(entry, times)
+
+    def set_times(self, entry: Entry, times: Times) -> None:
+        """Leave a stored entry as it is, though it may be over, and give it other times."""
+        if times != (entry.due, entry.wall):
+            self.turn_to(entry.key)
+            super().read(entry.cell)
+            self._pending[entry.cell] = self._held[entry.key][entry.cell]
+            self._pending_times[entry.cell] = times
+            self._is_timed = True
+            self.keep()
 
     def _has_own(self, entry: Entry) -> bool:
         if not entry.cell.startswith(b"v:") or (entry.due, entry.wall) == _NEVER:
