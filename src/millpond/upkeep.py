@@ -12,7 +12,6 @@ from typing import Any
 from millpond.clock import Clock, as_datetime
 from millpond.codec import Codec, decode_key
 from millpond.errors import InvalidUse
-from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.run.maintenance import Caretaker, Progress, Verdict, verified
 from millpond.run.retention import Keep, keeping
@@ -166,6 +165,8 @@ class Upkeep(ABC):
     def changes(self, step: str, after: int = -1) -> Iterator[StateChange]:
         """Every change of a step's state that is within reach, batch by batch, after a batch.
 
+        A rollback changes back what was changed since the batch that it went to.
+
         >>> import millpond as mp
         >>> list(mp.App("orders", state_dir="memory://").changes("total"))
         []
@@ -177,18 +178,16 @@ class Upkeep(ABC):
             return
         if step not in newest.steps:
             raise InvalidUse(f"changes: app {self.name!r} has no step {step!r}; it has: {', '.join(newest.steps)}")
+        keeper = self._caretaker()
         for record in ledger.between(max(newest.born - 1, ledger.floor() - 1, after), newest.number):
-            for files in record.segments.get(step, {}).values():
-                for file in files:
-                    for change in segment.unpack_state(pointer.read(storage, file)):
-                        if change.cell == MARK:
-                            continue
-                        gone = change.value is None
-                        yield StateChange(
-                            record.number,
-                            as_datetime(record.time),
-                            decode_key(change.key),
-                            change.cell.decode(),
-                            None if change.value is None else codec.decode(change.value),
-                            gone,
-                        )
+            for change in keeper.changes_of(record, step):
+                if change.cell == MARK:
+                    continue
+                yield StateChange(
+                    record.number,
+                    as_datetime(record.time),
+                    decode_key(change.key),
+                    change.cell.decode(),
+                    None if change.value is None else codec.decode(change.value),
+                    change.value is None,
+                )

@@ -210,6 +210,8 @@ class StateView:
     def history(self, key: Any) -> Iterator[Moment]:
         """Every value that a key has had, batch by batch, oldest first; deletions too.
 
+        A rollback, a restore or a migration that gave the key another value is an entry, too, under its own number.
+
         >>> import millpond as mp
         >>> list(mp.App("orders", state_dir="memory://").state("total").history("ann"))
         []
@@ -226,6 +228,9 @@ class StateView:
             held = {cell: value for cell, value in known.items() if _is_shown(kind, cell)}
         for record in self._ledger.between(floor - 1, newest.number):
             changed, partition = False, partition_of(encoded, record.partitions)  # which may not be that of today
+            if record.kind == "rewrite" and record.manifest is not None:
+                now = self._in_place(record, partition, encoded, kind)
+                changed, held = now is not None and now != held, held if now is None else now
             for part in record.segments.get(self._name, {}).get(partition, []):
                 for change in segment.unpack_key(pointer.read(self._storage, part), encoded):
                     if not _is_shown(kind, change.cell):
@@ -238,6 +243,15 @@ class StateView:
             if changed:
                 value = self._value(kind, key, sorted(held.items()), record) if held else None
                 yield Moment(record.number, as_datetime(record.time), value, deleted=not held)
+
+    def _in_place(self, record: Record, partition: int, key: bytes, kind: str) -> dict[bytes, bytes] | None:
+        """The cells of a key that a rewrite has put in the place of what was; None if its manifest is gone."""
+        assert record.manifest is not None
+        if self._storage.get(record.manifest.path) is None:
+            return None
+        manifest = manifests.read(self._storage, record.manifest)
+        found = _in_manifest(self._storage, manifest, self._name, partition, key)
+        return {cell: value for cell, value in found.items() if _is_shown(kind, cell)}
 
     def _before(self, floor: int, newest: Record, key: bytes) -> dict[bytes, bytes]:
         """The cells of a key as they were when the records that are gone had been applied."""

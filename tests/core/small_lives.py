@@ -102,7 +102,8 @@ class Life:
             )
         return self._driver
 
-    def _stopped(self) -> mp.App:
+    def stop(self) -> mp.App:
+        """Let the app stop in good order; it goes on with the next batch."""
         if self._driver is not None:
             self._driver.release()
             self._driver.close()
@@ -112,7 +113,7 @@ class Life:
     def _savepoint(self, batch: int) -> Path:
         self._saved += 1
         saved = self._folder / f"saved-{self._saved}"
-        self._stopped().savepoint(saved, batch)
+        self.stop().savepoint(saved, batch)
         self._held.take_back(batch)
         self._past += self._held.all()
         self._held, self.batches = Held(), []
@@ -134,28 +135,34 @@ class Life:
             self.batches.append(driver.last.number)
 
     def restart(self, *, lose_replicas: bool = False) -> None:
-        self._stopped()
+        self.stop()
         if lose_replicas:
             close_below(str(self._folder))
             shutil.rmtree(self._folder / "local", ignore_errors=True)
         self.go_on()
 
     def rescale(self, partitions: int) -> None:
-        self._stopped().rescale(partitions)
+        self.stop().rescale(partitions)
         self._partitions = partitions
 
     def compact(self) -> None:
-        self._stopped().compact()
+        self.stop().compact()
 
     def rollback(self, batches: int = 1) -> None:
-        """Undo the newest batches; they are read again."""
+        """Roll the newest batches back; they are read again."""
         batches = min(batches, len(self.batches) - 1)
         if batches > 0:
             back = self.batches[-1 - batches]
-            self._stopped().rollback(back)
+            self.stop().rollback(back)
             self._held.take_back(back)
             del self.batches[-batches:]
             self.go_on()
+
+    def undo(self, batches: int) -> None:
+        """Roll the newest batches back, and never read their rows again."""
+        for feed in self._feeds.values():
+            del feed.batches[-batches:]
+        self.rollback(batches)
 
     def move(self, batches: int = 0) -> None:
         """A savepoint, of now or of some batches before, restored into another app elsewhere, which goes on."""

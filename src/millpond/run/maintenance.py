@@ -11,12 +11,13 @@ import msgspec
 from millpond.clock import Clock, new_id
 from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
 from millpond.log import manifest as manifests
-from millpond.log import pointer
+from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
 from millpond.log.paths import Attempt, Paths, safe
 from millpond.log.pointer import Pointer
 from millpond.log.record import FORMAT, Kind, Record
+from millpond.log.segment import Change
 from millpond.run.compaction import Compactor
 from millpond.run.heartbeat import check_stopped
 from millpond.run.merging import Merge, merged
@@ -159,6 +160,39 @@ class Caretaker:
         self.at("committed")
         self.write("release", last)
         return text
+
+    def changes_of(self, record: Record, step: str) -> list[Change]:
+        """What a record changed in a step's state. A rollback changes back what was changed since its target."""
+        if record.back is None:
+            return [change for files in record.segments.get(step, {}).values() for change in self._read(files)]
+        before = self.ledger.read(record.number - 1)
+        if before is None or not all(self._has_manifest(each) for each in (before, record)):
+            return []
+        since = self.ledger.between(max(record.back, record.born - 1, self.ledger.floor() - 1), before.number)
+        keys = {c.key for each in since for files in each.segments.get(step, {}).values() for c in self._read(files)}
+        old, new = (self._cells(each, step, keys) for each in (before, record))
+        gone = [Change(*place, None) for place in old if place not in new]
+        return sorted([*gone, *(change for place, change in new.items() if old.get(place) != change)])
+
+    def _read(self, files: list[Pointer]) -> Iterator[Change]:
+        for file in files:
+            yield from segment.unpack_state(pointer.read(self.storage, file))
+
+    def _has_manifest(self, record: Record) -> bool:
+        return record.manifest is None or self.storage.get(record.manifest.path) is not None
+
+    def _cells(self, record: Record, step: str, keys: set[bytes]) -> dict[tuple[bytes, bytes], Change]:
+        """The cells of some keys as they were at a record."""
+        found: dict[tuple[bytes, bytes], Change] = {}
+        for work in self.rewriter.works(record, record):
+            _, runs, fresh = work.steps.get(step, ("", [], []))
+            for change in self._read([*(part.file for run in runs for part in run), *fresh]):
+                if change.key in keys:
+                    if change.value is None:
+                        found.pop((change.key, change.cell), None)
+                    else:
+                        found[change.key, change.cell] = change
+        return found
 
     def _reachable(self, batch: int, last: Record) -> Record:
         record = self.ledger.read(batch) if last.born <= batch <= last.number else None
