@@ -490,6 +490,21 @@ def test_within_no_time_at_all_is_refused():
         app_with(lambda s: s.deduplicate("s", within=0))
 
 
+@pytest.mark.parametrize("length", [3, 10, 50])
+def test_a_plain_set_ends_a_ttl_of_the_values_own_also_where_nothing_refreshes_the_steps(length):
+    def do(row, state):
+        if row["do"] != "look":
+            state.set("v", row["at"], **({"ttl": length} if row["do"] == "own" else {}))
+        return state.get("v")
+
+    with TestDriver(app_with(lambda s: s.apply("s", do, ttl=mp.ttl(10, refresh="never")))) as driver:
+        history = [("own", 0), ("plain", 2), ("plain", 5), ("look", 11), ("look", 12), ("plain", 13), ("own", 14)]
+        for what, at in [*history, ("look", 13 + length), ("look", 14 + length)]:
+            driver.send("rows", [row("a", at, do=what)])
+        # The plain value came to be at 2, and the later ones keep its end, 12.
+        assert driver.output("out") == [0, 2, 5, 5, 13, 14, 14]
+
+
 # --- another TTL than before ---
 
 
@@ -663,9 +678,8 @@ class Model:
             over = now + ttl
         elif self.ttl is None:
             over = None
-        elif self.ttl[1] == "never" and held is not None:
-            self.kept[place] = (value, held, own)
-            return
+        elif self.ttl[1] == "never" and held is not None and not own:
+            over = held
         else:
             over = now + self.ttl[0]
             over = max(over, held) if held is not None and not own else over

@@ -123,7 +123,12 @@ class Entries(Cells):
     def _times_to_be(self, cell: bytes, ttl: TTL) -> Times:
         held = self.times(cell) if not is_absent(self.read(cell)) else _NEVER
         if ttl.refresh == "never" and held != _NEVER:
-            return held
+            was_own = self._is_own(cell, held)
+            if was_own is (ttl is not self._ttl):
+                return held
+            if was_own:  # it has the step's TTL from now on
+                self.drop(_own(cell))
+            return self.now.fresh(ttl)
         fresh = self.now.fresh(ttl)
         later = self._later(held, fresh)
         # A row that comes late shortens nobody's life; only a TTL that an entry was given itself may end sooner.
