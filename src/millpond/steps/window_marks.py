@@ -1,7 +1,8 @@
 """What a window step keeps of a key as a whole, beside its windows.
 
 k    the newest time of the key's rows, where windows go by the key's own clock
-n    how many rows have come, where windows go by rows
+n    how many rows have come, where windows go by rows; a pair where no window of an earlier row is opened any more:
+     that count, and the first row whose windows are
 f    the one trigger of the key, where it fires all of its windows: its state, and whether anything is new
 """
 
@@ -64,10 +65,23 @@ class Marks:
 
     def count(self, key: bytes) -> int:
         """How many rows of a key have come."""
-        return self._get(key, COUNT) or 0
+        return self._counts(key)[0]
+
+    def first_start(self, key: bytes) -> int:
+        """The first row at which a window of a key may start: those before have been closed by an end of the input."""
+        return self._counts(key)[1]
+
+    def _counts(self, key: bytes) -> tuple[int, int]:
+        held = self._get(key, COUNT) or 0
+        return (held, 0) if isinstance(held, int) else (held[0], held[1])
 
     def counted(self, key: bytes, count: int, saved: list[Any]) -> None:
-        self._set(key, COUNT, count, saved)
+        first = self.first_start(key)
+        self._set(key, COUNT, [count, first] if first else count, saved)
+
+    def count_from(self, key: bytes, first: int) -> None:
+        """Let the next row be this one, and no window start before it."""
+        self._set(key, COUNT, [first, first], [])
 
     def trigger(self, key: bytes) -> tuple[Any, bool]:
         """What is kept of a key's trigger, and whether anything is new since it fired."""

@@ -145,11 +145,18 @@ class Counts(Placed):
     def meet(self, key: bytes, at: int | None, row: Any, saved: Saved) -> tuple[list[Window], list[Any]]:
         nth = self.marks.count(key)
         self.marks.counted(key, nth + 1, saved)
-        size = self.window.size
+        size, first = self.window.size, self.marks.first_start(key)
         return [
             self.find(key, window_cell(start, start + size, "number"), start, start + size, saved)
             for start in places_of(nth, size, self.window.every)
+            if start >= first
         ], []
+
+    def close(self, w: Window, shown: list[Any]) -> None:
+        # The input has ended. If it goes on after all, its windows are new ones: none is final twice.
+        every = self.window.every
+        self.marks.count_from(w.key, -(-self.marks.count(w.key) // every) * every)
+        super().close(w, shown)
 
     def counted(self, w: Window, key: bytes, saved: Saved) -> bool:
         return self.marks.count(key) == w.end
