@@ -35,8 +35,8 @@ class _Met(Stretch):
 
 
 @dataclass
-class _Doubtful:
-    """A row that is late unless another row of its batch leads to an open session."""
+class _Waiting:
+    """A row that waits for the end of its batch."""
 
     rows: Rows
     place: int
@@ -51,7 +51,9 @@ class Sessions(Windows):
 
     def __init__(self, step: Step, turn: Turn) -> None:
         self._met: dict[bytes, _Met] = {}
-        self._doubtful: dict[bytes, list[_Doubtful]] = {}
+        # A row that is late unless a later row of its batch leads to an open session waits for the end of the batch,
+        # and so do all rows of its key that come after it: they count in the order of arrival.
+        self._waiting: dict[bytes, list[_Waiting]] = {}
         self._certain = False
         super().__init__(step, turn)
 
@@ -67,14 +69,16 @@ class Sessions(Windows):
     def one(self, rows: Rows, i: int, key: bytes, at: int | None, row: Any) -> None:
         if at is None or self.unit is None:
             raise self.no_time()
-        mark = self.late_by(key)
-        if not self._certain and mark is not None and closing_inclusive(at, self.gap + self.grace) <= mark:
-            met = self._reach(key, at)
-            if not self._near(met, at):
-                # A row of the same batch may yet lead from here to a session: order does not decide.
-                self._doubtful.setdefault(key, []).append(_Doubtful(rows, i, at, row))
-                return
+        if not self._certain and (key in self._waiting or not self._is_sure(key, at)):
+            self._waiting.setdefault(key, []).append(_Waiting(rows, i, at, row))
+            return
         super().one(rows, i, key, at, row)
+
+    def _is_sure(self, key: bytes, at: int) -> bool:
+        """Whether a row is on time whatever else comes in its batch."""
+        mark = self.late_by(key)
+        is_late = mark is not None and closing_inclusive(at, self.gap + self.grace) <= mark
+        return not is_late or bool(self._near(self._reach(key, at), at))
 
     def meet(self, key: bytes, at: int | None, row: Any, saved: Saved) -> tuple[list[Window], list[Any]]:
         assert at is not None and self.unit is not None
@@ -185,22 +189,23 @@ class Sessions(Windows):
         assert self.unit is not None
         return self._upto(key, b"s:" + text_of(newest, self.unit) + b"~")
 
-    # --- rows that were in doubt ---
+    # --- rows that have waited ---
 
     def ending(self) -> None:
         self._certain = True
-        for key, doubtful in sorted(self._doubtful.items()):
-            for cluster in clusters([each.at for each in doubtful], self.gap):
-                members = [doubtful[place] for place in cluster]
-                if any(self._near(self._reach(key, each.at), each.at) for each in members):
-                    for each in members:
-                        self._again(key, each)
+        for key, waiting in sorted(self._waiting.items()):
+            on_time: set[int] = set()
+            for cluster in clusters([each.at for each in waiting], self.gap):
+                if any(self._is_sure(key, waiting[place].at) for place in cluster):
+                    on_time.update(cluster)
+            for place, each in enumerate(waiting):
+                if place in on_time:
+                    self._again(key, each)
                 else:
-                    for each in members:
-                        self.miss(int(each.rows.order[each.place]), key, each.at, each.row, [(each.at, each.at)])
-        self._doubtful = {}
+                    self.miss(int(each.rows.order[each.place]), key, each.at, each.row, [(each.at, each.at)])
+        self._waiting = {}
 
-    def _again(self, key: bytes, each: _Doubtful) -> None:
+    def _again(self, key: bytes, each: _Waiting) -> None:
         try:
             self.one(each.rows, each.place, key, each.at, each.row)
         except Exception as error:
