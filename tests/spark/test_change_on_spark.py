@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,51 @@ def test_state_is_migrated_where_it_is_met_and_seen_in_its_new_shape_everywhere(
     app_of(tmp_path, 2, lazily=False).run(until="caught-up", spark=spark)
     assert dict(app_of(tmp_path, 2, lazily=False).state("count").items()) == counts
     assert app_of(tmp_path, 2, lazily=False).verify().ok
+
+
+def account(fields: list[Any]) -> Any:
+    """The class of the state, with fields of its own; workers are sent it by value, as one of the program file."""
+    made: Any = dataclasses.make_dataclass("Account", fields)
+    made.__module__, made.__qualname__ = "__main__", "Account"
+    return made
+
+
+def accounts(folder: Path, cls: Any, values: list[Any], declared: bool, **how: Any) -> mp.App:
+    app = mp.App("accounts", str(folder / "state"), partitions=2, local_dir=str(folder / "local"))
+    rows = app.stream("rows", mp.sources.files(folder / "rows", format="jsonl"), on_error="dead-letter").key_by("key")
+
+    def add(key: str, row: dict[str, Any], old: Any) -> Any:
+        total = row["v"] + (0 if old is None else old.total)
+        return {"key": key, "total": total}, cls(total, *values)
+
+    if declared:
+        how["type"] = cls
+    else:
+        app.stream("typed", mp.sources.rows([]), type=cls)
+    rows.stateful_map("account", add, initial=None, **how).to("out", mp.sinks.files(folder / "out"))
+    app.dead_letters.to("dead", mp.sinks.files(folder / "dead"))
+    return app
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["before the first batch", "when it is met"])
+def test_a_class_that_gained_a_required_field_loses_no_row_and_is_migrated(
+    spark: SparkSession, tmp_path: Path, declared: bool
+) -> None:
+    old = account([("total", int)])
+    write(tmp_path / "rows" / "1.jsonl", [{"key": "a", "v": 1}, {"key": "b", "v": 2}])
+    accounts(tmp_path, old, [], declared).run(until="caught-up", spark=spark)
+
+    new = account([("total", int), ("currency", str)])
+    write(tmp_path / "rows" / "2.jsonl", [{"key": "a", "v": 10}])
+    with pytest.raises(mp.errors.Incompatible, match=r"step 'account', key '[ab]': .*'currency'.*migrate=.*rebuild"):
+        accounts(tmp_path, new, ["EUR"], declared).run(until="caught-up", spark=spark)
+    assert held(tmp_path / "dead") == [] and len(held(tmp_path / "out")) == 2
+
+    def upgrade(fields: dict[str, Any]) -> Any:
+        return new(fields["total"] * 100, "EUR")
+
+    for migrate in (mp.lazily({1: upgrade}), {1: upgrade}):
+        app = accounts(tmp_path, new, ["EUR"], declared, version=2, migrate=migrate)
+        app.run(until="caught-up", spark=spark)
+        assert dict(app.state("account").items()) == {"a": new(110, "EUR"), "b": new(200, "EUR")}
+    assert held(tmp_path / "out")[-1] == {"key": "a", "total": 110} and held(tmp_path / "dead") == []

@@ -19,8 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from millpond.codec.refusal import Refused, type_name
-from millpond.errors import Incompatible
+from millpond.codec.refusal import Refused, Unreadable, type_name
 
 
 class Record(Protocol):
@@ -101,7 +100,7 @@ class StructRecord:
         try:
             return self._cls(**{name: fields[name] for name in self._names if name in fields})
         except (TypeError, ValueError) as error:
-            raise Incompatible(
+            raise Unreadable(
                 f"stored value of type {type_name(self._cls)}: expected fields that the type takes, "
                 f"but its constructor raised {type(error).__name__}: {error}; "
                 "let its __post_init__ accept what older versions stored, or migrate the state"
@@ -292,8 +291,8 @@ def _refuse_extras(value: Any, known: frozenset[str]) -> None:
         raise Refused(value, what, f"declare it as a field, for example {name}: … = field(init=False)")
 
 
-def _lacks(cls: type, name: str) -> Incompatible:
-    return Incompatible(
+def _lacks(cls: type, name: str) -> Unreadable:
+    return Unreadable(
         f"stored value of type {type_name(cls)}: expected a field {name!r}, which the stored value lacks; "
         "give the field a default, or migrate the state"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.errors import InvalidUse
+from millpond.errors import Incompatible, InvalidUse
 
 MAX_DEPTH = 100
 """How deep values may be nested: deep enough for data, shallow enough that no reader's stack overflows."""
@@ -24,6 +24,18 @@ store plain values, dataclasses or msgspec Structs instead
     """
 
     index: int | None = None
+
+
+class Unreadable(Incompatible):
+    """A stored value that this program cannot make a value of: its class is gone, or expects other fields.
+
+    >>> from millpond.codec import Codec
+    >>> Codec().decode(b'{"$type":"shop:Order","fields":{"id":7}}')
+    Traceback (most recent call last):
+    ...
+    millpond.codec.refusal.Unreadable: stored value: expected the type 'shop:Order' in this process, but no loaded \
+module has it; import its module first, or name the class where the state or stream is declared (type=…)
+    """
 
 
 class Refused(Exception):

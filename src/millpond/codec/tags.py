@@ -18,8 +18,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from millpond.codec.refusal import Refused
-from millpond.errors import Incompatible
+from millpond.codec.refusal import Refused, Unreadable
 
 Tag = dict[str, Any]
 
@@ -86,7 +85,7 @@ def read_time(tag: Tag) -> time:
     name = tag.get("zone")
     zone = _zone(name)
     if name is not None and zone is None:
-        raise Incompatible(
+        raise Unreadable(
             f"stored time {tag['$time']!r}: expected the time zone {name!r} on this machine, which has none "
             "of that name; install the tzdata package"
         )

@@ -26,12 +26,12 @@ import msgspec
 
 from millpond.codec import kinds
 from millpond.codec.copies import IMMUTABLE, copy_value
-from millpond.codec.refusal import NotEncodable, Refused, TooDeep, short
+from millpond.codec.refusal import NotEncodable, Refused, TooDeep, Unreadable, short
 from millpond.codec.survey import survey_of
 from millpond.codec.tags import BIG_INT, READ, Tag, tag_datetime
 from millpond.codec.trees import AS_IS, tree_of, with_big_ints
 from millpond.codec.where import explain, explain_text
-from millpond.errors import Corrupt, Incompatible, MillpondError
+from millpond.errors import Corrupt, MillpondError
 
 __all__ = ["IMMUTABLE", "Codec", "NotEncodable", "copy_value"]
 
@@ -52,9 +52,9 @@ class Codec:
 
     A type that stored data names is looked for among `types` (and the types that their fields are
     annotated with), in the modules that are loaded, and among the types that this process has encoded.
-    No module is imported, and what was found once stays found. A type that is not found raises
-    `Incompatible`, or with `unknown="plain"` comes back as the dict of its fields (an enum member as its
-    name).
+    No module is imported, and what was found once stays found. A type that is not found, or cannot hold what
+    was stored, raises `Incompatible`, or with `unknown="plain"` comes back as the dict of its fields (an enum
+    member as its name).
 
     >>> from millpond.codec import Codec
     >>> codec = Codec()
@@ -87,6 +87,14 @@ class Codec:
         ()
         """
         return tuple(self._types.values())
+
+    def find(self, name: str) -> type | None:
+        """The type that stored data calls so, if this program has it.
+
+        >>> from millpond.codec import Codec
+        >>> Codec().find("shop:Order")
+        """
+        return self._find(name) if self._unknown == "plain" else Codec(self.types, unknown="plain").find(name)
 
     def encode(self, value: Any) -> bytes:
         """One value as JSON text. Raises `NotEncodable` for what would not come back as it is.
@@ -218,21 +226,33 @@ class Codec:
                 return self._untag(tag["fields"])
             record = kinds.record_of(cls)
             if record is None:
+                if self._unknown == "plain":
+                    return self._untag(tag["fields"])
                 raise _other_kind(name, "a type with fields")
             build = self._builds[name] = record.build
-        return build(self._untag(tag["fields"]))
+        fields = self._untag(tag["fields"])
+        try:
+            return build(fields)
+        except Unreadable:
+            if self._unknown == "plain":
+                return fields
+            raise
 
     def _read_enum(self, tag: Tag) -> Any:
         cls: Any = self._find(tag["$enum"])
         if cls is None:
             return tag["name"] if "name" in tag else tag["value"]
+        member = tag["name"] if "name" in tag else tag["value"]
         if not issubclass(cls, enum.Enum):
+            if self._unknown == "plain":
+                return member
             raise _other_kind(tag["$enum"], "an Enum")
         try:
             return cls(tag["value"]) if "value" in tag else cls.__members__[tag["name"]]
         except (KeyError, ValueError):
-            member = tag["name"] if "name" in tag else tag["value"]
-            raise Incompatible(
+            if self._unknown == "plain":
+                return member
+            raise Unreadable(
                 f"stored value: expected a member {member!r} in {tag['$enum']!r}, "
                 f"which has {', '.join(cls.__members__)}; add it again, or migrate the state"
             ) from None
@@ -246,7 +266,7 @@ class Codec:
             if cls is not None:
                 self._types[name] = cls
         if cls is None and self._unknown == "raise":
-            raise Incompatible(
+            raise Unreadable(
                 f"stored value: expected the type {name!r} in this process, but no loaded module has it; "
                 "import its module first, or name the class where the state or stream is declared (type=…)"
             )
@@ -350,15 +370,15 @@ def _unreadable(error: Exception, data: bytes) -> Corrupt:
     )
 
 
-def _unknown_tag(word: str) -> Incompatible:
-    return Incompatible(
+def _unknown_tag(word: str) -> Unreadable:
+    return Unreadable(
         f"stored value: expected a tag that this version of Millpond knows, got {word!r}; "
         "it was written by a newer version: upgrade"
     )
 
 
-def _other_kind(name: str, stored: str) -> Incompatible:
-    return Incompatible(
+def _other_kind(name: str, stored: str) -> Unreadable:
+    return Unreadable(
         f"stored value: expected {name!r} to be {stored}, as it was when the value was stored, "
         "but now it is something else; rename the new type, or migrate the state"
     )

@@ -44,6 +44,7 @@ class StepInfo(Struct, omit_defaults=True):
     kind: str
     version: int = 1
     detail: dict[str, Any] = field(default_factory=dict)
+    types: dict[str, list[str]] = field(default_factory=dict)  # class of the state → its fields, where they are known
     unmarked: int | None = None  # the version of state without a mark of its own, where older state may be left
 
     @property

@@ -8,6 +8,8 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+from millpond.codec.kinds import is_storable
+from millpond.codec.shapes import Shapes, annotated, shapes_of
 from millpond.errors import InvalidUse
 from millpond.flow import Sink
 from millpond.log.paths import check_name
@@ -260,6 +262,11 @@ class Program:
         return found
 
     @cached_property
+    def shapes(self) -> dict[str, Shapes]:
+        """The classes that each step is known to keep, from `type=`, `initial=` and the function's annotations."""
+        return {name: shapes_of(_kept_types(step)) for name, step in self.steps.items()}
+
+    @cached_property
     def caches(self) -> dict[int, Cache]:
         """What this process remembers from batch to batch, by node; it is lost with the process."""
         return {node.id: Cache(node.op.external) for node in self.nodes if isinstance(node.op, Fetch)}
@@ -298,6 +305,13 @@ class Program:
         return found[0] if found else None
 
 
+def _kept_types(step: Step) -> list[Any]:
+    """What a program says of the classes that a step keeps."""
+    initial, f = step.options.get("initial"), step.options.get("f")
+    told = [*step.types, initial if isinstance(initial, type) else type(initial)]
+    return [*told, *(annotated(f) if callable(f) else [])]
+
+
 def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Program:
     """The program that a graph stands for, if it is one that can run."""
     consumers: list[list[int]] = [[] for _ in graph.nodes]
@@ -310,7 +324,8 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
             behind_letters.add(node.id)
     _check_letters(app, [graph.nodes[i] for i in behind_letters])
     own = [node.op.step for node in graph.nodes if isinstance(node.op, Keep)]
-    found_types = dict.fromkeys([*types, *(t for step in own for t in step.types)])
+    told = [t for step in own for t in (*step.types, *filter(is_storable, _kept_types(step)))]
+    found_types = dict.fromkeys([*types, *told])
     for part in (False, True):
         for node in graph.nodes:
             if (node.id in behind_letters) is part:

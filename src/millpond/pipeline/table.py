@@ -75,7 +75,9 @@ def lookup_node(
         reader = None if on is None else key_reader(where, on)
         fetch = g.Fetch(graph.claim(name, "lookup"), table, reader, how, merge, policy)
         return graph.add(fetch, (node.id,), keyed=node.keyed, on_error=node.on_error)
-    options = {"on": _on(where, node, table, on), "how": how, "merge": merge}
+    looked_into = table._node.op
+    assert isinstance(looked_into, g.Keep)
+    options = {"on": _on(where, node, table, on), "how": how, "merge": merge, "table": looked_into.step.name}
     step = Step(graph.claim(name, "lookup"), "lookup", Lookup, options, policy)
     side = graph.add(g.Side(0), (node.id,), keyed=node.keyed, on_error=node.on_error)
     return graph.add(g.Keep(step, table._node.id), (side.id,), keyed=node.keyed, on_error=node.on_error)

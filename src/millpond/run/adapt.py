@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from millpond.errors import Incompatible, InvalidUse
+from millpond.codec import Codec, Unreadable, decode_key
+from millpond.codec.shapes import can_read
+from millpond.errors import Corrupt, Incompatible, InvalidUse
+from millpond.log import segment
 from millpond.log.record import Record, StepInfo
 from millpond.pipeline.graph import Program
-from millpond.run.rewrite import Upgrade
+from millpond.run.rewrite import Reshape, Rewriter, Upgrade, whole
 from millpond.steps.base import Step
+from millpond.steps.failure import unreadable
 from millpond.steps.migration import Migration
 from millpond.steps.upgrading import UNMARKED
+from millpond.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -98,8 +104,53 @@ def described(program: Program, last: Record) -> dict[str, StepInfo]:
     for name, step in program.steps.items():
         before = last.steps.get(name)
         older = before is not None and before.oldest < step.version
-        found[name] = StepInfo(step.kind, step.version, step.detail, before.oldest if older and before else None)
+        unmarked = before.oldest if older and before else None
+        found[name] = StepInfo(step.kind, step.version, step.detail, program.shapes[name], unmarked)
     return found
+
+
+def suspects(program: Program, last: Record) -> frozenset[str]:
+    """The steps whose state may hold values that the program's classes cannot read.
+
+    The last record says what the classes looked like. What is migrated lazily is read by its migrations.
+    """
+    codec, found = Codec(program.types), set()
+    for name, step in program.steps.items():
+        info = last.steps.get(name) or last.steps.get(step.renamed_from or "")
+        if info is None or info.oldest != step.version:
+            continue
+        if not all(can_read(codec.find(cls), shape) for cls, shape in info.types.items()):
+            found.add(name)
+    return frozenset(found)
+
+
+def first_unreadable(
+    storage: Storage, work: Reshape, steps: frozenset[str], types: tuple[type, ...]
+) -> tuple[str, bytes, str] | None:
+    """The first value of some steps that cannot be read: step, key and why. Runs in a task, over one partition."""
+    codec = Codec(types)
+    for name, runs, fresh in work.steps.values():
+        if name in steps:
+            for change in (change for table in whole(storage, runs, fresh) for change in segment.changes_of(table)):
+                try:
+                    codec.decode(change.value or b"null")
+                except Unreadable as error:
+                    return name, change.key, str(error)
+                except Corrupt:
+                    continue  # whoever needs it will say so
+    return None
+
+
+def check_readable(program: Program, last: Record, names: dict[str, str], rewriter: Rewriter) -> None:
+    """Refuse a program whose classes cannot read the state that is there. State is looked at only if that is likely.
+
+    `names` are the steps that get another name: the one that their state is kept under → the new one.
+    """
+    steps = suspects(program, last)
+    works = rewriter.works(last, last, names=names) if steps else []
+    results = rewriter.each(partial(first_unreadable, steps=steps, types=program.types), works) if works else []
+    for step, key, error in (found for found in results if found is not None):
+        raise unreadable(step, Unreadable(error), decode_key(key))
 
 
 def details(program: Program, last: Record) -> dict[str, dict[str, Any]]:

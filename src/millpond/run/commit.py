@@ -25,7 +25,7 @@ from millpond.errors import Corrupt, InvalidUse, Unavailable
 from millpond.flow import Limit
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
-from millpond.run.adapt import adaptation
+from millpond.run.adapt import adaptation, check_readable
 from millpond.run.ahead import Ahead
 from millpond.run.batch import (
     Computed,
@@ -132,16 +132,17 @@ class Driver:
     def _adapt(self, partitions: int | None, progress: Progress | None) -> None:
         """A changed program may need its state moved to other partitions, under other names, or migrated."""
         what = adaptation(self.program, self.last, partitions)
+        why = f"{self.program.app}: {what.why}"
+        rewriter = Rewriter(
+            self.storage,
+            self.owner.ledger,
+            told(self.runtime.each, self.runtime.slots, why, progress),
+            self.owner.id,
+            lambda when: self._at("rewrite", when),
+        )
+        check_readable(self.program, self.last, what.names, replace(rewriter, each=self.runtime.each))
         if what:
-            why = f"{self.program.app}: {what.why}"
             log.warning("%s", why)
-            rewriter = Rewriter(
-                self.storage,
-                self.owner.ledger,
-                told(self.runtime.each, self.runtime.slots, why, progress),
-                self.owner.id,
-                lambda when: self._at("rewrite", when),
-            )
             self.owner.rewrite(what, rewriter)
 
     @property

@@ -58,7 +58,7 @@ def reshaped(storage: Storage, work: Reshape, upgrades: Mapping[str, Upgrade]) -
             found[name] = {work.partition: _on_top(storage, work, name, runs, fresh)}
             continue
         parts: dict[int, list[Run]] = {}
-        for table in _whole(storage, runs, fresh):
+        for table in whole(storage, runs, fresh):
             if upgrade is not None:
                 table = _upgraded(table, upgrade)
             for partition, mine in _parted(table, work.partitions):
@@ -80,7 +80,7 @@ def _on_top(storage: Storage, work: Reshape, name: str, runs: list[Run], fresh: 
     return [*runs, run] if run else runs
 
 
-def _whole(storage: Storage, runs: list[Run], fresh: list[Pointer]) -> Iterator[pa.Table]:
+def whole(storage: Storage, runs: list[Run], fresh: list[Pointer]) -> Iterator[pa.Table]:
     """All living cells of a step in one partition, some at a time, in the order of their keys."""
 
     def table(file: Pointer) -> pa.Table:

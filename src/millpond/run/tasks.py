@@ -15,7 +15,8 @@ from typing import Any
 from zlib import crc32
 
 from millpond.clock import Clock, SystemClock, elapsed, new_id
-from millpond.errors import MillpondError, StepFailed, Unavailable
+from millpond.codec import Unreadable
+from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed, Unavailable
 from millpond.flow import Chunk, JsonLines, Source
 from millpond.log import pointer, segment
 from millpond.log.segment import Change, Origin
@@ -26,7 +27,7 @@ from millpond.run.context import Context, Header, Incomplete, Made, Piece, Plann
 from millpond.run.replicas import Tables, caught_up, laid_over, remember, with_tables
 from millpond.run.watermarks import marks, moved
 from millpond.run.work import Work
-from millpond.steps.failure import Stop
+from millpond.steps.failure import Stop, unreadable
 from millpond.storage import Storage, open_storage
 from millpond.timing import MAX_TICKS
 
@@ -326,6 +327,10 @@ def _changes(program: Program, work: Work) -> dict[str, list[Change]]:
         assert isinstance(op, Keep)
         try:
             changes = running.changes()
+        except Unreadable as error:
+            raise unreadable(op.step.name, error) from error
+        except (Incompatible, Corrupt):
+            raise
         except MillpondError as error:
             failed = StepFailed(op.step.name, batch=work.context.batch, error=str(error))
             raise Stop(failed) from error

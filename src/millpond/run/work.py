@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from millpond.clock import Clock
-from millpond.codec import Codec
+from millpond.codec import Codec, Unreadable
 from millpond.errors import InvalidUse
 from millpond.flow import Chunk
 from millpond.log.record import StreamTime
@@ -25,7 +25,7 @@ from millpond.run.readable import readable
 from millpond.run.timestamps import Reader as TimeReader
 from millpond.run.watermarks import Mark, at_end, clock_partition, incoming, marks
 from millpond.steps.base import Running, Turn
-from millpond.steps.failure import BadInput, Failures, OnError, is_needed_again, own_copy
+from millpond.steps.failure import BadInput, Failures, OnError, is_needed_again, own_copy, unreadable
 from millpond.steps.table import Reader
 from millpond.timing import Times, Unit, as_time, span, ticks, unit_of
 
@@ -74,9 +74,12 @@ class Work:
             self._deliver(node, op.name, rows)
         elif isinstance(op, g.Keep):
             running = self.running[node.id]
-            made = running.run(rows, node.inputs.index(source))
-            for part in (made,) if isinstance(made, Rows) else made:
-                self.leave(node.id, part)
+            try:
+                made = running.run(rows, node.inputs.index(source))
+                for part in (made,) if isinstance(made, Rows) else made:
+                    self.leave(node.id, part)
+            except Unreadable as error:
+                raise unreadable(op.step.name, error) from error
             self._put_aside(node.id, running)
         elif isinstance(op, g.Side):
             if self.program.stages[node.id] > self.stage:
@@ -420,7 +423,11 @@ class Work:
     def end(self) -> None:
         """All rows have come: every step does what is due, one after the other as their rows flow."""
         for node in sorted(self.running):
-            made = self.running[node].end()
+            try:
+                made = self.running[node].end()
+            except Unreadable as error:
+                op = self.program.nodes[node].op
+                raise unreadable(op.step.name if isinstance(op, g.Keep) else "", error) from error
             for rows in made if isinstance(made, list) else [made]:
                 if rows is not None:
                     self.leave(node, rows)

@@ -6,9 +6,11 @@ import heapq
 from collections.abc import Iterator
 from typing import Any
 
-from millpond.codec import Codec
+from millpond.codec import Codec, Unreadable, decode_key
+from millpond.errors import Incompatible
 from millpond.log.segment import Change
 from millpond.replica import Entry, View
+from millpond.steps.failure import unreadable
 from millpond.steps.values import ABSENT, DROPPED, Packed, is_absent, is_easy
 
 Times = tuple[int | None, int | None]  # an event time and a time of the clock, where a cell has them
@@ -31,6 +33,7 @@ class Cells:
         self._pending_times: dict[bytes, Times] = {}
         self._due: dict[tuple[bool, bytes], _Due] = {}  # of those that were asked for
         self._is_timed = False  # whether any cell that was met has a time
+        self._unreadable: Incompatible | None = None
         self.key = b""
 
     def turn_to(self, key: bytes) -> None:
@@ -57,7 +60,12 @@ class Cells:
     def value(self, cell: bytes) -> Any:
         """The value of a cell, the caller's own; ABSENT or DROPPED where there is none."""
         found = self.read(cell)
-        return self.codec.decode(found.data) if found.__class__ is Packed else found
+        try:
+            return self.codec.decode(found.data) if found.__class__ is Packed else found
+        except Unreadable as error:
+            # The user's function may catch it: the batch must not count all the same.
+            self._unreadable = unreadable(self._step, error, decode_key(self.key))
+            raise self._unreadable from error
 
     def times(self, cell: bytes) -> Times:
         """The event time and the time of the clock at which something is to happen to a cell."""
@@ -142,7 +150,9 @@ class Cells:
         return self._view.due(self._step, upto, wall=wall)
 
     def changes(self) -> list[Change]:
-        """What this batch has changed, sorted."""
+        """What this batch has changed, sorted. Raises `Incompatible` if some of the state could not be read."""
+        if self._unreadable is not None:
+            raise self._unreadable
         encode, held = self.codec.encode, self._held
         return [
             Change(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from millpond.clock import Clock
-from millpond.codec import NotEncodable, copy_value
-from millpond.errors import InvalidUse, StepFailed
+from millpond.codec import NotEncodable, Unreadable, copy_value
+from millpond.errors import Corrupt, Incompatible, InvalidUse, StepFailed
 from millpond.timing import seconds
 
 
@@ -87,7 +87,14 @@ class Failures:
         order: int,
         again: Callable[[], None] | None = None,
     ) -> None:
-        """A row has failed. `again` makes another attempt at it; without one there is none."""
+        """A row has failed. `again` makes another attempt at it; without one there is none.
+
+        State that cannot be read is no fault of the row's: it ends the batch, whatever the policy says.
+        """
+        if isinstance(error, Unreadable):
+            raise unreadable(step, error, key) from error
+        if isinstance(error, (Incompatible, Corrupt)):
+            raise error
         if isinstance(policy, Retry):
             if again is not None:
                 for attempt in range(policy.times):
@@ -112,6 +119,16 @@ class Failures:
                 "batch": self.batch,
             }
             self.bury(letter, order)
+
+
+def unreadable(step: str, error: Unreadable, key: Any = None) -> Incompatible:
+    """The state of a step, of a key if that is known, cannot be read: what to do about it."""
+    whose = f"step {step!r}" if key is None else f"step {step!r}, key {key!r}"
+    return Incompatible(
+        f"{whose}: its state cannot be read by this program: {error}. Migrate it with version= and migrate=, where the "
+        f"step takes them; or make it again from the input with app.rebuild({step!r}, switch=True). No row was lost, "
+        "and nothing was changed."
+    )
 
 
 class BadInput(Exception):

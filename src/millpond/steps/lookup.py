@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millpond.codec import copy_value, encode_key, encode_keys
+from millpond.codec import Unreadable, copy_value, decode_key, encode_key, encode_keys
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Step, Turn
-from millpond.steps.failure import BadInput, OnError, is_needed_again, own_copy
+from millpond.steps.failure import BadInput, OnError, is_needed_again, own_copy, unreadable
 from millpond.steps.join_merge import merged
 
 Failed = Callable[[int, Any, Exception, Callable[[], None] | None], None]  # place, row, error, another attempt
@@ -64,7 +64,10 @@ class Lookup:
             if data is None:
                 return MISSING
             if k not in decoded:
-                decoded[k] = decode(data)
+                try:
+                    decoded[k] = decode(data)
+                except Unreadable as error:
+                    raise unreadable(step.options["table"], error, decode_key(distinct[k])) from error
             return copy_value(decoded[k])  # whoever gets it may do with it as they please
 
         return paired(rows, right, step.options["how"], step.options["merge"], step.on_error, failed)
