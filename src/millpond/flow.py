@@ -299,8 +299,8 @@ class RegisteredSink(Protocol):
         ...
 
     def holds(self, delivery: Delivery) -> bool:
-        """Whether the delivery has arrived and is still there. Called when a driver starts, for the newest
-        deliveries."""
+        """Whether the delivery has arrived, is still there, and was not made void. Called when a driver starts, for
+        the newest deliveries."""
         ...
 
     def take_back(self, registration: Registration, known: Callable[[int, str], bool]) -> Callable[[], list[str]]:
@@ -309,4 +309,12 @@ class RegisteredSink(Protocol):
 
         `known(batch, attempt)` says whether it does. Return a function that makes what was found void and returns
         their names. The driver calls that one once it has made sure that it still owns the app."""
+        ...
+
+    def revive(self, deliveries: Sequence[Delivery]) -> Callable[[], list[Delivery]]:
+        """Find those of these deliveries that were made void, so that they can be delivered again.
+
+        Called when a driver starts, for what it is about to deliver: if an older copy of `state_dir` was put back, what
+        the ledger counts may have been rolled back since. Return a function that frees the ids of what was found and
+        returns it. The driver calls that one once it has made sure that it still owns the app."""
         ...

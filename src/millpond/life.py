@@ -16,6 +16,7 @@ from millpond.run.heartbeat import check_stopped
 from millpond.run.rebuild import Rebuild, Rebuilt, forget_shadows
 from millpond.run.retention import Keep
 from millpond.run.runtime import Runtime
+from millpond.run.targets import Targets
 from millpond.run.undoing import Ranges, staying, void_deliveries
 from millpond.sinks.discard import DiscardSink
 from millpond.storage import Storage
@@ -66,6 +67,7 @@ class Life(Upkeep):
         ledger = Ledger(self.storage, self.name, self._clock)
         newest = None if dry_run else ledger.newest()
         if newest is not None:
+            Targets(program, ledger).note(newest, newest.incarnation)
             void_deliveries(program, ledger, self.name, newest.void_ranges)
         stay = staying(program)
         return f"{', '.join(stay)} keep what they hold" if stay else "every sink goes back too"
@@ -143,6 +145,7 @@ class Life(Upkeep):
         )
         ledger.append(cleared, last)
         # A driver that is paused before its delivery must not deliver after this.
+        Targets(self.program(), ledger).note(cleared, last.incarnation)
         void_deliveries(self.program(), ledger, self.name, _undelivered(ledger, last))
         forget_replicas(self.name, last.incarnation, self.local_dir)
         forget_files(self.storage, self.name, before=number)
@@ -166,7 +169,8 @@ class Life(Upkeep):
                 undo={},
                 void={**last.void_ranges, sink: [*last.void_ranges.get(sink, []), *dropped[sink]]},
             )
-            ledger.append(record, last)
+            record = ledger.append(record, last)
+            Targets(self.program(), ledger).note(record, record.incarnation)
             void_deliveries(self.program(), ledger, self.name, dropped)
 
     def _stopped(self, what: str, force: bool) -> Record | None:

@@ -479,3 +479,51 @@ def test_what_the_log_no_longer_has_is_named(tmp_path: Path) -> None:
 
 def newest(bench: Bench) -> int:
     return max(int(path.stem) for path in (bench.folder / "state" / "copied" / "ledger").glob("*.json"))
+
+
+# --- what was rolled back since a copy was made ---
+
+
+@pytest.mark.parametrize("with_a_driver", [True, False])
+@pytest.mark.parametrize("delivered", [True, False])
+def test_what_a_copy_counts_is_delivered_again_if_it_was_rolled_back_since(
+    bench: Bench, with_a_driver: bool, delivered: bool
+) -> None:
+    bench.run(3)
+    if delivered:
+        bench.run(3)
+    else:
+        bench.add_rows(3)
+        driver = bench.driver()
+        for _ in range(2):
+            driver.batch(Limit(1, 1 << 30))  # the ledger of the copy does not say that the last one is delivered
+        close_below(str(bench.folder / "local"))
+    bench.copy_state()
+    bench.app().rollback(2, force=True)
+    if with_a_driver:
+        bench.run()
+    bench.put_copy_back()
+    with pytest.raises(mp.errors.Incompatible, match="take_back"):
+        bench.run()
+    bench.run(2, take_back=["out"])
+    assert bench.held() == bench.each_once()
+
+
+def test_outputs_that_were_dropped_on_purpose_stay_void_after_a_copy_is_put_back(lines: Bench) -> None:
+    lines.run(3)
+    lines.add_rows(1)
+    sink, lines.sink = lines.sink, lambda: mp.sinks.function(refuse)
+    with pytest.raises(mp.errors.StepFailed):
+        lines.run()
+    lines.sink = sink
+    lines.app().drop_outputs("out", force=True)
+    lines.run()  # its records do not repeat what was dropped
+    lines.copy_state()
+    lines.run(1)
+    lines.put_copy_back()
+    lines.run(take_back=["out"])
+    assert lines.held() == Counter({0: 1, 1: 1, 2: 1, 4: 1})
+
+
+def refuse(rows: list[Any], delivery: Any) -> None:
+    raise ValueError("no room")

@@ -44,8 +44,9 @@ class Owner:
         check_writable(storage, program.app)
         self.targets = Targets(program, self.ledger, accept, take_back)
         self.last = self._claim(partitions, by_default)
-        void_deliveries(program, self.ledger, program.app, self.last.void_ranges)
+        # Registered first: a copy of the ledger from before a rollback then finds its target ahead, not only emptied.
         self.targets.begin(self.last, self.check)
+        void_deliveries(program, self.ledger, program.app, self.last.void_ranges)
         self._recent = [self.last]
 
     def _claim(self, partitions: int | None, by_default: int) -> Record:

@@ -36,6 +36,13 @@ def deliveries_of(record: Record, sink: str) -> list[Delivery]:
     ]
 
 
+def _with_rows(record: Record, sink: str) -> list[Delivery]:
+    parts = record.outputs.get(sink, {})
+    return [
+        delivery for delivery in deliveries_of(record, sink) if sum(file.rows for file in parts[delivery.partition])
+    ]
+
+
 class Targets:
     """The targets of a program's sinks, as one driver sees them from its start to its end."""
 
@@ -46,7 +53,8 @@ class Targets:
         self._sinks = {name: sink for name, sink in program.sinks.items() if isinstance(sink, RegisteredSink)}
         self._accept, self._take_back = set(accept), set(take_back)
         self._claim: Record | None = None
-        self._found: dict[str, Registration | None] = {}  # what each target said before this driver registered
+        self._seen: dict[str, Registration | None] = {}  # what each target said before this driver registered
+        self._found: dict[str, Registration | None] = {}  # the same, where the ledger contains it
         self._known: dict[str, Registration] = {}  # what this driver wrote last
         self._lost: dict[str, list[Record]] = {}
         for name in self._accept | self._take_back:
@@ -81,8 +89,9 @@ class Targets:
         that leaves the loss as it found it.
         """
         self._claim = claim
+        ahead: set[str] = set()
         for name, sink in self._sinks.items():
-            found = self._found[name] = sink.registration(claim.app, claim.incarnation, name)
+            found = self._found[name] = self._seen[name] = sink.registration(claim.app, claim.incarnation, name)
             if found is not None and not self._contains(found):
                 if name in self._take_back:
                     make_void = sink.take_back(found, self._contains_delivery)
@@ -92,13 +101,45 @@ class Targets:
                 elif name not in self._accept:
                     raise self._ahead(name, found, claim.number)
                 self._found[name] = None
+                ahead.add(name)
             elif found is not None:
                 self._check_order(name, found)
-        self._lost = self._find_lost(claim)
+        self._lost = self._find_lost(claim, set(self._sinks) - self._accept | ahead)
+        self._free_ids(claim, check_ownership)
         for name, sink in self._sinks.items():
             if name not in self._lost:
                 with contextlib.suppress(Unavailable):  # then it is told before the first delivery, which waits for it
                     self._write(name, sink, claim)
+
+    def _free_ids(self, last: Record, check_ownership: Callable[[], None]) -> None:
+        """Let what is still to be delivered be so, although another copy of the app has made it void."""
+        for name, sink in self._sinks.items():
+            records = [*self._lost.get(name, []), *self._open(name, last)]
+            deliveries = [delivery for record in records for delivery in _with_rows(record, name)]
+            if deliveries:
+                free_ids = sink.revive(deliveries)
+                check_ownership()
+                if freed := free_ids():
+                    what = "that another copy of the app rolled back are delivered again"
+                    log.warning("%s: sink %r: %d deliveries %s", last.app, name, len(freed), what)
+
+    def _open(self, name: str, last: Record) -> Iterator[Record]:
+        for record in self._lineage(last):
+            if record.number <= last.deliveries.get(name, last.number):
+                return
+            yield record
+
+    def note(self, record: Record, incarnation: str) -> None:
+        """Tell every target of a record that makes deliveries of an incarnation void, before they are.
+
+        If an older copy of `state_dir` is put back later, the target then names a record that the copy does not
+        contain. A target that is ahead already stays so.
+        """
+        for name, sink in self._sinks.items():
+            found = sink.registration(record.app, incarnation, name)
+            if found is not None and self._contains(found):
+                claim, attempt = record.number, record.attempt
+                sink.register(Registration(record.app, incarnation, name, claim, attempt, claim, attempt))
 
     @property
     def lost(self) -> list[tuple[str, Record]]:
@@ -118,29 +159,32 @@ class Targets:
         if sink is None:
             return
         found = sink.registration(record.app, record.incarnation, name)
-        if found is not None and found != self._known.get(name, self._found.get(name)):
+        if found is not None and found != self._known.get(name, self._seen.get(name)):
             self._check_order(name, found)
         if name not in self._lost:
             self._write(name, sink, record)
 
-    def _find_lost(self, last: Record) -> dict[str, list[Record]]:
-        """What is gone from the end of each target.
+    def _find_lost(self, last: Record, looking: set[str]) -> dict[str, list[Record]]:
+        """What is gone from the end of each target, or was made void by another copy of the app.
 
         A target is told of a record before it is delivered: what is newer than the last that it was told of is gone
         for certain, if it was put back from a copy. Else a file that is gone while newer ones are there, or all of
         them, were removed by somebody who had read them, and are not written again.
         """
-        looking = set(self._sinks) - self._accept
         emptied = {
-            n for n in looking if self._found[n] is None and n not in self._take_back and self._is_same_target(n, last)
+            n for n in looking if self._seen[n] is None and n not in self._take_back and self._is_same_target(n, last)
         }
         told = {name: found.batch for name, found in self._found.items() if found} | dict.fromkeys(emptied, -1)
         gone: dict[str, list[Record]] = {name: [] for name in looking}
+        void: dict[str, list[tuple[int, int]]] = {}  # by `drop_outputs`, of this ledger
         for seen, record in enumerate(self._lineage(last)):
             still = [n for n in looking if seen < TAIL or gone[n] or record.number > told.get(n, record.number)]
             if not still:
                 break
             for name in still:
+                void.setdefault(name, []).extend(record.void_ranges.get(name, ()))
+                if any(first <= record.number <= end for first, end in void[name]):
+                    continue
                 deliveries = self._delivered(record, name, last)
                 held = [delivery for delivery in deliveries if self._sinks[name].holds(delivery)]
                 if len(held) < len(deliveries):
@@ -178,10 +222,7 @@ class Targets:
             number = number - 1 if record.back is None else record.back
 
     def _delivered(self, record: Record, name: str, last: Record) -> list[Delivery]:
-        if record.number > last.deliveries.get(name, -1):
-            return []
-        parts = record.outputs.get(name, {})
-        return [d for d in deliveries_of(record, name) if sum(file.rows for file in parts[d.partition])]
+        return [] if record.number > last.deliveries.get(name, -1) else _with_rows(record, name)
 
     def _check_reach(self, name: str, gone: list[Record], last: Record) -> None:
         floor = self._ledger.floor()

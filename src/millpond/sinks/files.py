@@ -99,8 +99,9 @@ class FileSink:
         checked.write(self._storage, name, registration)
 
     def holds(self, delivery: Delivery) -> bool:
-        """Whether the delivery's file is there, in any format."""
-        return any(self._exists(file_name(delivery, format)) for format in FORMATS)
+        """Whether the delivery's file is there, in any format, and has rows."""
+        names = [file_name(delivery, format) for format in FORMATS]
+        return any(self._exists(name) and not self._is_void(name) for name in names)
 
     def take_back(self, registration: Registration, known: Callable[[int, str], bool]) -> Callable[[], list[str]]:
         """Find the files of deliveries that are not `known`; the function that is returned empties them."""
@@ -117,6 +118,21 @@ class FileSink:
 
         return empty_them
 
+    def revive(self, deliveries: Sequence[Delivery]) -> Callable[[], list[Delivery]]:
+        """Find the files without rows among those of these deliveries; the function that is returned removes them."""
+        found = {
+            delivery: [name for format in FORMATS if self._is_void(name := file_name(delivery, format))]
+            for delivery in deliveries
+        }
+        found = {delivery: names for delivery, names in found.items() if names}
+
+        def remove_them() -> list[Delivery]:
+            for names in found.values():
+                self._storage.delete(names)
+            return list(found)
+
+        return remove_them
+
     def _deliveries(self, incarnation: str, sink: str) -> Iterator[tuple[str, int, str]]:
         """The name, batch and attempt of every file of one incarnation and sink."""
         for item in self._storage.list(""):
@@ -130,6 +146,12 @@ class FileSink:
 
     def _exists(self, name: str) -> bool:
         return self._storage.get_range(name, 0, 0) is not None
+
+    def _is_void(self, name: str) -> bool:
+        if name.endswith(".jsonl"):
+            return self._storage.get_range(name, 0, 1) == b""
+        data = self._storage.get(name)
+        return data is not None and pq.read_metadata(pa.BufferReader(data)).num_rows == 0
 
     def _make_void(self, name: str, rows: Callable[[], list[Any]]) -> None:
         self._storage.put(name, b"" if name.endswith(".jsonl") else _parquet(self._columns(name, rows).empty_table()))

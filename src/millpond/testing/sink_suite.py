@@ -199,3 +199,22 @@ class SinkSuite:
         assert len(give_up()) == 2
         left = [*self.some_rows(0, 3), *self.some_rows(9, 1)]
         assert sorted(map(str, held(sink))) == sorted(map(str, left))
+
+    def test_a_delivery_that_another_copy_rolled_back_can_be_delivered_again(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+    ) -> None:
+        sink = make_sink()
+        if not isinstance(sink, RegisteredSink) or not isinstance(sink, RollbackSink):
+            return
+        second, third = replace(FIRST, batch=43), replace(FIRST, batch=44)
+        rows = {FIRST: self.some_rows(0, 2), second: self.some_rows(2, 2), third: self.some_rows(4, 2)}
+        for delivery in (FIRST, second):
+            sink.deliver(rows[delivery], delivery)
+        sink.rollback([second, third], lambda delivery: rows[delivery])
+        free_ids = sink.revive([FIRST, second])
+        sink.deliver(rows[second], second)
+        assert sorted(map(str, held(sink))) == sorted(map(str, rows[FIRST])), "it is void until its id is free"
+        assert free_ids() == [second]
+        for delivery in (FIRST, second, third):
+            sink.deliver(rows[delivery], delivery)
+        assert sorted(map(str, held(sink))) == sorted(map(str, rows[FIRST] + rows[second]))
