@@ -19,11 +19,12 @@ Results = dict[str, Callable[[Any], Any]]
 
 @dataclass(frozen=True)
 class Aggregation:
-    """Four functions under a name. Made by `mp.count`, `mp.sum`, … or `mp.aggregation`.
+    """Four functions under a name, and for some a fifth. Made by `mp.count`, `mp.sum`, … or `mp.aggregation`.
 
     `kind` says which accumulators are of the same make: state can be read by it without the program that
     wrote it. `can_merge` is false for an aggregation of the user's own without `merge`. `field` is what it reads
-    of a row, as it was given.
+    of a row, as it was given. `retract` is the inverse of `update`: it takes a row out of an accumulator that it was
+    put into, and is None where that cannot be done.
 
     >>> import millpond as mp
     >>> spent = mp.sum("amount")
@@ -42,6 +43,7 @@ class Aggregation:
     merge: Callable[[Any, Any], Any]
     can_merge: bool = True
     field: Field = None
+    retract: Callable[[Any, Any, Any], Any] | None = None
 
     def __repr__(self) -> str:
         return f"mp.{self.label}"

@@ -19,19 +19,21 @@ def aggregation(
     update: Callable[[Any, Any], Any],
     result: Callable[[Any], Any] | None = None,
     merge: Callable[[Any, Any], Any] | None = None,
+    retract: Callable[[Any, Any], Any] | None = None,
 ) -> Aggregation:
     """An aggregation of your own.
 
     `initial` is a value, copied each time, or a function that makes one. `update(acc, row)` returns the
     accumulator with the row in it, a new one or the same one changed. `result(acc)` is what goes out; without
-    it, the accumulator. `merge(acc, acc)` is needed for session and sliding windows.
+    it, the accumulator. `merge(acc, acc)` is needed for session and sliding windows. `retract(acc, row)` returns
+    the accumulator without a row that it was given before; it is needed where rows come from `panes="retract"`.
 
     >>> import millpond as mp
     >>> product = mp.aggregation(initial=1, update=lambda acc, row: acc * row["factor"])
     >>> product.update(product.initial(), {"factor": 3}, None)
     3
     """
-    for name, function in {"update": update, "result": result, "merge": merge}.items():
+    for name, function in {"update": update, "result": result, "merge": merge, "retract": retract}.items():
         if not callable(function) and (name == "update" or function is not None):
             raise InvalidUse(f"aggregation({name}=): expected a function, got {function!r}")
     if not callable(initial):
@@ -45,6 +47,7 @@ def aggregation(
         lambda acc: _independent(read(acc)),
         merge or _cannot_merge,
         can_merge=merge is not None,
+        retract=None if retract is None else (lambda acc, row, time: retract(acc, row)),
     )
 
 

@@ -33,7 +33,12 @@ def count(field: Field = None) -> Aggregation:
     def update(acc: int, row: Any, time: Any) -> int:
         return acc + 1 if field is None or read(row) is not None else acc
 
-    return Aggregation("count", label, lambda: 0, update, RESULTS["count"], lambda a, b: a + b, field=field)
+    def retract(acc: int, row: Any, time: Any) -> int:
+        return acc - 1 if field is None or read(row) is not None else acc
+
+    return Aggregation(
+        "count", label, lambda: 0, update, RESULTS["count"], lambda a, b: a + b, field=field, retract=retract
+    )
 
 
 def sum(field: Field = None) -> Aggregation:
@@ -53,7 +58,11 @@ def sum(field: Field = None) -> Aggregation:
     def merge(a: Any, b: Any) -> Any:
         return a if b is None else _add(label, a, b)
 
-    return Aggregation("sum", label, lambda: None, update, RESULTS["sum"], merge, field=field)
+    def retract(acc: Any, row: Any, time: Any) -> Any:
+        value = read(row)
+        return acc if value is None else _add(label, acc, _negative(value))
+
+    return Aggregation("sum", label, lambda: None, update, RESULTS["sum"], merge, field=field, retract=retract)
 
 
 def mean(field: Field = None) -> Aggregation:
@@ -73,7 +82,21 @@ def mean(field: Field = None) -> Aggregation:
     def merge(a: list[Any], b: list[Any]) -> list[Any]:
         return [a[0] + b[0], a[1] if b[1] is None else _add(label, a[1], b[1])]
 
-    return Aggregation("mean", label, lambda: [0, None], update, RESULTS["mean"], merge, field=field)
+    def retract(acc: list[Any], row: Any, time: Any) -> list[Any]:
+        value = read(row)
+        if value is None:
+            return acc
+        total = _add(label, acc[1], _negative(value))
+        return [acc[0] - 1, total] if acc[0] != 1 else [0, None]
+
+    return Aggregation("mean", label, lambda: [0, None], update, RESULTS["mean"], merge, field=field, retract=retract)
+
+
+def _negative(value: Any) -> Any:
+    """A number with its sign changed and not rounded; what is no number is left for `_add` to refuse."""
+    if isinstance(value, Decimal):
+        return value.copy_negate()
+    return -value if isinstance(value, _NUMBERS) else value
 
 
 def _add(label: str, total: Any, value: Any) -> Any:

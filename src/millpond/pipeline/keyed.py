@@ -13,6 +13,7 @@ from millpond.pipeline import graph as g
 from millpond.pipeline.fields import Field
 from millpond.pipeline.joining import Joining
 from millpond.pipeline.kept import Kept
+from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.stream import On, Stream, concurrent, function
 from millpond.pipeline.table import Table, lookup_node
 from millpond.pipeline.windowed import By, Fires, Panes, WindowedStream, window_options
@@ -256,6 +257,7 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
                 f"aggregate({name!r}): expected aggregations by name such as n=mp.count(), with names other "
                 f"than the key's {list(self._node.keyed or ())}, got {wrong or clash or 'none'}"
             )
+        aggregations = with_retractions(f"aggregate({name!r})", self._graph, self._node, aggregations) or aggregations
         options = {"aggregations": aggregations, "key_names": self._node.keyed}
         return self._step(Aggregate, name, "aggregate", options, on_error=on_error, ttl=ttl, renamed_from=renamed_from)
 

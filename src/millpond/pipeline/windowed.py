@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
+from millpond.pipeline.retractions import with_retractions
 from millpond.steps.base import Step, Turn
 from millpond.steps.failure import OnError
 from millpond.steps.window import Windows
@@ -95,8 +96,16 @@ class WindowedStream(Generic[K, R]):
                 f"{where}: windows of {window!r} are put together from parts, which needs merge=, and {cannot} has "
                 "none; give mp.aggregation a merge=, a function of two accumulators that returns one"
             )
+        retracting = with_retractions(
+            where, self._stream._graph, self._stream._node, aggregations, by_rows=isinstance(window, Counting)
+        )
         self._stream._graph.unfinished.pop(self._name, None)
-        options = {**self._options, "aggregations": aggregations, "key_names": names}
+        options = {
+            **self._options,
+            "aggregations": retracting or aggregations,
+            "takes_back": retracting is not None,
+            "key_names": names,
+        }
         self._made = self._stream._step(
             _RUNS[type(window)],
             self._name,

@@ -209,9 +209,11 @@ class Windows(ABC):
         time = self.time(w)
         results = self.accumulators.results(w)
         if self.panes == "retract":
-            for start, end, pane, old in w.past:
-                shown.append((w, self.output(w.key, start, end, pane, False, old) | {"retracted": True}, time))
-            w.past = ((w.start, w.end, w.pane, copy_value(results)),)
+            # At the time that the pane had: a window over these rows takes it out where it was put in.
+            for start, end, pane, old, *then in w.past:
+                row = self.output(w.key, start, end, pane, False, old) | {"retracted": True}
+                shown.append((w, row, then[0] if then else time))
+            w.past = ((w.start, w.end, w.pane, copy_value(results), time),)
         shown.append((w, self.output(w.key, w.start, w.end, w.pane, final, results), time))
         w.pane += 1
         w.news, w.changed = False, True

@@ -1,0 +1,90 @@
+"""Rows that take earlier ones back, on their way from `panes="retract"` to an aggregation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from millpond.aggregations import Aggregation
+from millpond.errors import InvalidUse
+from millpond.pipeline import graph as g
+
+_UNCHANGED = (g.Key, g.Union, g.Side, g.Inspect, g.WithTime, g.Judge)  # every row that comes in goes out as it is
+
+
+class Origin(NamedTuple):
+    """The window that retractions come from, and whether no function of the user's is between it and here."""
+
+    window: str
+    is_certain: bool
+
+
+def with_retractions(
+    where: str, graph: g.Graph, node: g.Node, aggregations: dict[str, Aggregation], *, by_rows: bool = False
+) -> dict[str, Aggregation] | None:
+    """The aggregations, made to take rows back; None where no retraction can come.
+
+    Where retractions are certain to come, an aggregation without an inverse is refused here; where a function of the
+    user's may keep them away, it is refused when one comes. So are windows that go by the number of rows.
+    """
+    origin = _origin(graph, node)
+    if origin is None:
+        return None
+    cannot = [name for name, a in aggregations.items() if by_rows or a.retract is None]
+    if cannot and origin.is_certain:
+        raise _refusal(where, origin, cannot, by_rows)
+    return {
+        name: replace(
+            a, update=_either(a, _refusal(where, origin, [name], by_rows).args[0] if name in cannot else None)
+        )
+        for name, a in aggregations.items()
+    }
+
+
+def _origin(graph: g.Graph, node: g.Node) -> Origin | None:
+    """Where retractions among the rows of a node come from, if there can be any."""
+    origins: list[Origin | None] = []
+    for each in graph.nodes[: node.id + 1]:
+        op, found = each.op, None
+        if isinstance(op, g.Keep) and op.step.kind in ("window", "aggregate"):  # its rows are its own
+            found = Origin(op.step.name, True) if op.step.options.get("panes") == "retract" else None
+        elif not isinstance(op, g.Aside):  # which puts the rows of its step inside of others
+            coming = [origin for i in each.inputs if (origin := origins[i]) is not None]
+            found = max(coming, key=lambda origin: origin.is_certain, default=None)
+            if found is not None and not isinstance(op, _UNCHANGED):
+                found = found._replace(is_certain=False)
+        origins.append(found)
+    return origins[node.id]
+
+
+def _refusal(where: str, origin: Origin, names: list[str], by_rows: bool) -> InvalidUse:
+    came = f'rows come from window({origin.window!r}) with panes="retract", and some of them take earlier ones back'
+    if by_rows:
+        return InvalidUse(
+            f"{where}: expected windows that go by time, got windows that go by the number of rows: {came}. Use "
+            'another kind of window here, or panes="accumulate" there.'
+        )
+    return InvalidUse(
+        f"{where}: expected aggregations that can take a row back (count, sum, mean, or mp.aggregation with retract=), "
+        f'got {", ".join(names)}: {came}. Use another aggregation here, or panes="accumulate" there.'
+    )
+
+
+def _either(a: Aggregation, refused: str | None) -> Callable[[Any, Any, Any], Any]:
+    update, retract = a.update, a.retract
+
+    def put_in_or_take_out(acc: Any, row: Any, time: Any) -> Any:
+        if not is_retraction(row):
+            return update(acc, row, time)
+        if refused is not None:
+            raise InvalidUse(refused)
+        assert retract is not None
+        return retract(acc, row, time)
+
+    return put_in_or_take_out
+
+
+def is_retraction(row: Any) -> bool:
+    """Whether a row says of itself that it takes an earlier one back."""
+    return (row.get("retracted") if isinstance(row, dict) else getattr(row, "retracted", None)) is True
