@@ -23,6 +23,7 @@ MAX_TICKS = (1 << 63) - 1  # later than any time: the watermark at the end of th
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _RANGE = 1 << 62  # of ticks either way: sizes and graces can be added without an overflow
+_LONGEST = 1 << 60  # duration in ticks, so that a time and several of them still fit 64 bits
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -41,13 +42,19 @@ def duration(value: str | int | timedelta, what: str = "duration") -> Duration:
     elif type(value) is int:
         found = value
     elif isinstance(value, str) and _PART.sub("", value.strip()) == "" and value.strip():
-        found = timedelta(seconds=sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(value)))
+        found = timedelta(seconds=min(sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(value)), 1e13))
     else:
         raise InvalidUse(
             f'{what}: expected a duration such as "10s", "5m", a timedelta or a whole number, got {value!r}'
         )
-    if (found if isinstance(found, int) else found.total_seconds()) < 0:
+    length = found if isinstance(found, int) else found // _MICROSECOND
+    if length < 0:
         raise InvalidUse(f"{what}: expected a duration that is not negative, got {value!r}")
+    if length >= _LONGEST:
+        raise InvalidUse(
+            f"{what}: expected a duration of less than 2**60 (of times that are datetimes: of microseconds), "
+            f"got {value!r}; use a shorter one"
+        )
     return found
 
 

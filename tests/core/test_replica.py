@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import lmdb
 import pytest
 import replica_workers
 from replica_workers import after, catch_up, die_while_applying, die_while_reading, folded, records, wrong
@@ -302,3 +304,36 @@ def test_cells_of_different_keys_have_different_places():
     parts = [b"", b"a", b"aa", b"k" * 199, b"k" * 200, b"k" * 240, b"k" * 241, LONG, LONG + b"l", LONG[:-1] + b"l"]
     places = {cells.place(key, cell) for key in parts for cell in parts}
     assert len(places) == len(parts) ** 2
+
+
+@pytest.mark.parametrize("error", [OverflowError("no"), UnicodeDecodeError("ascii", b"\xff", 0, 1, "no"), struct.error])
+def test_what_a_user_of_a_replica_raises_is_not_taken_for_damage(folder, error):
+    calls = []
+
+    def use(view):
+        calls.append(view.position)
+        raise error
+
+    with pytest.raises(type(error) if isinstance(error, Exception) else error):
+        replicated(folder, after(records(KEYS, 2)), use)
+    assert calls == [1] and checked(folder, records(KEYS, 2), asked := []) == "" and asked == [1]
+
+
+READS = {
+    "get": lambda view: view.get("s", b"1"),
+    "get_many": lambda view: view.get_many("s", [b"1"]),
+    "entries": lambda view: list(view.entries("s")),
+    "due": lambda view: list(view.due("s", 9)),
+    "all_due": lambda view: view.all_due("s", 9),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_value_that_is_too_short_to_be_read_is_damage(tmp_path, read):
+    with lmdb.open(str(tmp_path), max_dbs=2) as store:
+        databases = {name: store.open_db(name.encode()) for name in ("step:s", "due:s")}
+        with store.begin(write=True) as txn:
+            txn.put(cells.place(b"1"), b"123", db=databases["step:s"])
+            txn.put(cells.by_time(5, cells.place(b"1")), b"", db=databases["due:s"])
+            with pytest.raises(cells.Damaged, match="a value of 3 bytes"):
+                READS[read](View(txn, databases, 0, {}))

@@ -24,7 +24,7 @@ import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -469,7 +469,8 @@ def close_below(place: str) -> None:
                 held.close()
 
 
-_BROKEN = (Damaged, Stuck, lmdb.Error, UnicodeDecodeError, OverflowError, struct.error)
+_BROKEN = (Damaged, Stuck, lmdb.Error)
+_UNREADABLE = (UnicodeDecodeError, OverflowError, struct.error)  # what else a damaged store may raise
 _ATTEMPTS = 6
 T = TypeVar("T")
 
@@ -492,15 +493,19 @@ def replicated(
     for _ in range(_ATTEMPTS):
         try:
             records = iter(missing(-1) if anew else ())
-            with _lent(folder, _build(folder, records) if anew else None) as replica:
-                if not anew:
-                    with replica.view() as view:
-                        _check(view, belongs)
-                        records = iter(missing(view.position))
-                replica.apply(records)
-                with replica.view() as view:
+            with ExitStack() as stack:
+                try:
+                    replica = stack.enter_context(_lent(folder, _build(folder, records) if anew else None))
+                    if not anew:
+                        with replica.view() as view:
+                            _check(view, belongs)
+                            records = iter(missing(view.position))
+                    replica.apply(records)
+                    view = stack.enter_context(replica.view())
                     _check(view, belongs)
-                    return use(view)
+                except _UNREADABLE as error:
+                    raise Damaged(f"{type(error).__name__}: {error}") from error
+                return use(view)  # errors of the program's data are of these kinds, too: only a view raises `Damaged`
         except Replaced as error:
             trouble, anew = error, not home.generations(folder)
         except _BROKEN as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -79,7 +80,10 @@ class View:
                 keep(None)
                 continue
             # `unpack`, spelled out for a value with an event time at most: the calls would be most of the work.
-            check, flags = head(data)
+            try:
+                check, flags = head(data)
+            except struct.error:
+                raise Damaged(f"a value of {len(data)} bytes") from None
             if flags & ~HAS_DUE:
                 keep(unpack(at, data))
                 continue
@@ -221,7 +225,10 @@ class View:
             data = get(at, None, database)
             if data is None:
                 raise Damaged(f"the index by time of {at[:80]!r}")
-            check, flags = head(data)
+            try:
+                check, flags = head(data)
+            except struct.error:
+                raise Damaged(f"a value of {len(data)} bytes") from None
             if flags == HAS_DUE:  # `read`, spelled out
                 value = data[5:]
                 if crc32(value, crc32(at, flags)) != check:

@@ -43,7 +43,12 @@ def hops(step: Step, turn: Turn) -> Hops:
 
 def fields_read(options: dict[str, Any]) -> tuple[str, ...] | None:
     """The fields that windows read as columns; nothing if they have to look at rows."""
-    is_plain = not options["trigger"].causes and options["clock"] == "stream" and can_read(options["aggregations"])
+    is_plain = (
+        not options["trigger"].causes
+        and options["clock"] == "stream"
+        and not options["takes_back"]
+        and can_read(options["aggregations"])
+    )
     return tuple({a.field: None for a in options["aggregations"].values() if a.field is not None}) if is_plain else None
 
 
@@ -257,18 +262,23 @@ class BulkHops(Hops):
         try:
             if upto is None or self._met:  # where some were opened one by one, all are closed so
                 raise Refused
-            if not self._bulk:
-                return self._end_of_block(upto)
-            stored = self._stored_due(upto)
+            return self._end_of_entries(upto) if self._bulk else self._end_of_block(upto)
         except Refused:
             self._spill()
             for (key, cell), held in self._bulk.items():
                 self._window(key, cell, held)
             self._bulk = {}
             return super().end()
-        found = sorted([*self._own_due(upto), *stored], key=_by_time)
+
+    def _end_of_entries(self, upto: int) -> Rows | None:
+        found = sorted([*self._own_due(upto), *self._stored_due(upto)], key=_by_time)
+        rows = self._shown(found)  # nothing has changed before all results are there
+        for _, place, held in found:
+            self._bulk.pop(place, None)
+            if held[-1]:
+                self._closed.append(place)
         self._put_late()
-        return self._shown(found)
+        return rows
 
     def _end_of_block(self, upto: int) -> Rows | None:
         block = self._block or Block.empty(len(self._aggregations))
@@ -277,15 +287,16 @@ class BulkHops(Hops):
         both = block.and_then(stored)
         own = np.flatnonzero(closes <= upto)
         now = np.concatenate([own, np.arange(len(block), len(both))])
+        rows: Rows | None = None
+        if len(now):
+            closed = both.pick(now[np.lexsort((self._known.rank[both.keys[now]], both.windows[now]))])
+            rows = self._panes(closed)  # nothing has changed before all results are there
+            if self.turn.final:
+                self.closed = closing(self._extent(int(closed.windows[-1]))[1], self.grace)
         self._block = block.pick(np.flatnonzero(closes > upto))
         self._gone = (both.keys[gone], both.windows[gone]) if len(gone := now[both.existed[now]]) else _NO_WINDOWS
         self._put_late()
-        if not len(now):
-            return None
-        closed = both.pick(now[np.lexsort((self._known.rank[both.keys[now]], both.windows[now]))])
-        if self.turn.final:
-            self.closed = closing(self._extent(int(closed.windows[-1]))[1], self.grace)
-        return self._panes(closed)
+        return rows
 
     def _extent(self, number: int) -> tuple[int, int]:
         start = number * self.every + self.offset
@@ -346,12 +357,7 @@ class BulkHops(Hops):
         due = {cell: at for cell in cells if (at := self._closes_at(cell)) <= upto}
         if not due:
             return []
-        found = [(due[place[1]], place, held) for place, held in self._bulk.items() if place[1] in due]
-        for _, place, held in found:
-            del self._bulk[place]
-            if held[-1]:
-                self._closed.append(place)
-        return found
+        return [(due[place[1]], place, held) for place, held in self._bulk.items() if place[1] in due]
 
     def _stored_due(self, upto: int) -> list[_Closing]:
         """Windows of earlier batches, which this one has not met, whose time has come; or `Refused`."""
@@ -363,7 +369,6 @@ class BulkHops(Hops):
         kept = self._decoded([entry.value for entry in entries])
         columns = self._accumulators(kept, range(len(kept)), len(kept))
         places = [(entry.key, entry.cell) for entry in entries]
-        self._closed += places
         held = zip(*columns, repeat(True), strict=False)
         return [(closes[place[1]], place, accs) for place, accs in zip(places, held, strict=True)]
 
@@ -372,8 +377,6 @@ class BulkHops(Hops):
         if not closing_now:
             return None
         assert self.unit is not None
-        if self.turn.final:
-            self.closed = closing_now[-1][0]
         keys, cells = zip(*(place for _, place, _ in closing_now), strict=True)
         *columns, _ = zip(*(held for _, _, held in closing_now), strict=True)
         encoded = list(dict.fromkeys(keys))
@@ -385,8 +388,10 @@ class BulkHops(Hops):
         data = self._make(
             [objects[i] for i in known.index],
             [times[cell] for cell in cells],
-            *(map(a.result, column) for (_, a), column in zip(self._aggregations, columns, strict=True)),
+            *(_results(a, list(column)) for (_, a), column in zip(self._aggregations, columns, strict=True)),
         )
+        if self.turn.final:
+            self.closed = closing_now[-1][0]
         ends = {cell: end - 1 for cell, (_, end) in extents.items() if end is not None}
         at = Times([ends[cell] for cell in cells], self.unit)
         return Rows(data, [ENDING] * len(data), times=at, keys=known)
@@ -425,9 +430,12 @@ class BulkHops(Hops):
 
 
 def _results(a: Aggregation, accs: list[Any]) -> list[Any]:
-    """What accumulators come to."""
+    """What accumulators come to; or `Refused`, where one of them has no result: one by one it is seen which."""
     is_itself = a.kind == "count" or (a.kind == "sum" and type(None) not in set(map(type, accs)))
-    return accs if is_itself else list(map(a.result, accs))
+    try:
+        return accs if is_itself else list(map(a.result, accs))
+    except Exception:
+        raise Refused from None
 
 
 _NONE = (None, None)
