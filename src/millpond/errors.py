@@ -2,7 +2,7 @@
 
     MillpondError
     ├── InvalidUse      fix the program
-    ├── StepFailed      a user's function raised: step, key, row, batch
+    ├── StepFailed      a user's function raised, or a row is bad: step, key, row, batch
     ├── Unavailable     try again, after `retry_after` seconds
     ├── Fenced          another driver owns the app; this one stops
     ├── Corrupt         a person must look
@@ -37,7 +37,7 @@ class InvalidUse(MillpondError):
 
 
 class StepFailed(MillpondError):
-    """A user's function raised on a row; the row changed no state.
+    """A user's function raised on a row, or the row itself is not as the program expects; it changed no state.
 
     >>> from millpond import errors
     >>> error = errors.StepFailed("total", key="a", row={"n": 1}, batch=7, error="ValueError: no")
@@ -48,6 +48,14 @@ class StepFailed(MillpondError):
       key: 'a'
       row: {'n': 1}
       Fix the function, or let the row pass with on_error="skip" or "dead-letter".
+
+    `where` says where the row came from, if that is known. With `is_input` no function has raised: the row is bad.
+
+    >>> said = "a.jsonl, line 3: the row has no field 'customer'; it has: 'amount'"
+    >>> print(errors.StepFailed("key_by(customer)", row={"amount": 1}, batch=7, error=said, is_input=True))
+    'key_by(customer)', batch 7: a.jsonl, line 3: the row has no field 'customer'; it has: 'amount'
+      row: {'amount': 1}
+      Correct the input or what the program expects of it, or let the row pass with on_error="skip" or "dead-letter".
     """
 
     def __init__(
@@ -59,21 +67,31 @@ class StepFailed(MillpondError):
         batch: int | None = None,
         error: str = "",
         traceback: str = "",
+        where: str | None = None,
+        is_input: bool = False,
     ) -> None:
         self.step, self.key, self.row, self.batch = step, key, row, batch
-        self.error, self.traceback = error, traceback
-        if key is None and row is None:  # a sink's function is given many rows at once
+        self.error, self.traceback, self.where, self.is_input = error, traceback, where, is_input
+        if is_input:
+            shown = "" if key is None else f"  key: {_short(key)}\n"
+            text = (
+                f"{step!r}, batch {batch}: {error}\n{shown}  row: {_short(row)}\n"
+                "  Correct the input or what the program expects of it, or let the row pass with "
+                'on_error="skip" or "dead-letter".'
+            )
+        elif key is None and row is None:  # a sink's function is given many rows at once
             text = f"{step!r}, batch {batch}: a function raised {error}"
         else:
             text = (
                 f"step {step!r}, batch {batch}: a function raised {error}\n"
                 f"  key: {_short(key)}\n  row: {_short(row)}\n"
-                '  Fix the function, or let the row pass with on_error="skip" or "dead-letter".'
+                + ("" if where is None else f"  from: {where}\n")
+                + '  Fix the function, or let the row pass with on_error="skip" or "dead-letter".'
             )
         super().__init__(text + (f"\n{traceback}" if traceback else ""))
 
     def __reduce__(self) -> Any:
-        fields = {"key": self.key, "row": self.row, "batch": self.batch}
+        fields = {name: getattr(self, name) for name in ("key", "row", "batch", "where", "is_input")}
         return _step_failed, (self.step, fields, self.error, self.traceback)
 
 

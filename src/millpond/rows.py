@@ -26,6 +26,22 @@ ENDING = 1 << 62  # the order of what no row caused, but the end of a batch: it 
 MOST_JOINED = 200_000  # rows that go through the steps at once, where they come in smaller pieces
 PART = 2000  # rows whose objects fit into a processor's own memory, about
 
+
+class BadInput(Exception):
+    """A row, or what should be one, that cannot be used as it is; the message says what is wrong with it.
+
+    No function of the user's raised it. `where` says where the row came from, if whoever raises it knows.
+    """
+
+    def __init__(self, message: str, where: str | None = None) -> None:
+        super().__init__(message)
+        self.where = where
+
+
+class MissingField(BadInput, LookupError):
+    """A row lacks a field that the program names."""
+
+
 Numbers = Sequence[int] | np.ndarray[Any, Any]  # whole numbers, one per row
 Form = Literal["objects", "json", "arrow", "coded"]  # "coded": a column of what the codec made of them
 

@@ -9,12 +9,17 @@ from typing import Any
 
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
+from millpond.rows import MissingField
 
 Field = str | Callable[[Any], Any] | None
 """The name of a field, a function of the row, or the row itself."""
 
 Results = dict[str, Callable[[Any], Any]]
 """What an accumulator comes to, by the kind of the aggregation."""
+
+
+class NoSuchField(MissingField, InvalidUse):
+    """A row lacks the field of an aggregation: a bad row where an app runs, and invalid use anywhere else."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def reader(where: str, field: Field) -> Callable[[Any], Any]:
         try:
             return row[field] if type(row) is dict else getattr(row, field)
         except (KeyError, AttributeError):
-            raise InvalidUse(
+            raise NoSuchField(
                 f"{where}: expected a field {field!r}, but the row has {_fields(row)}; "
                 "correct the name, or give a function that knows what to do without it"
             ) from None

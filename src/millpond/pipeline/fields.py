@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from millpond.rows import MissingField
+
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -19,16 +21,16 @@ class Field:
 
 
 def read_field(row: Any, name: str) -> Any:
-    """A row's field, or a LookupError that says which fields it has."""
+    """A row's field, or a MissingField that says which fields it has."""
     if isinstance(row, dict):
         if name in row:
             return row[name]
         fields = ", ".join(map(repr, row))
-        raise LookupError(f"the row has no field {name!r}; it has: {fields or 'none'}")
+        raise MissingField(f"the row has no field {name!r}; it has: {fields or 'none'}")
     try:
         return getattr(row, name)
     except AttributeError:
-        raise LookupError(f"the row has no field {name!r}; it is a {type(row).__name__}") from None
+        raise MissingField(f"the row has no field {name!r}; it is a {type(row).__name__}") from None
 
 
 class Epoch:

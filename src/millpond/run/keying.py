@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.codec import encode_key, encode_keys, partitions_of
+from millpond.errors import InvalidUse
 from millpond.pipeline.fields import read_field
 from millpond.pipeline.graph import Key
-from millpond.rows import Keys, Rows
+from millpond.rows import BadInput, Keys, Rows
 
 
 class Failed(Protocol):
@@ -33,7 +34,11 @@ def keyed(op: Key, rows: Rows, failed: Failed) -> Rows:
     may_help = any(not isinstance(by, str) for by in op.by)  # a field that is not there will not come
 
     def once(i: int, row: Any) -> None:
-        encoded.append(encode_key(_key(op, row)))
+        key = _key(op, row)
+        try:
+            encoded.append(encode_key(key))
+        except InvalidUse as error:
+            raise BadInput(str(error)) from error
         good.append(i)
 
     for i, row in enumerate(rows.objects()):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from millpond.columns import raw_row, unreadable
-from millpond.flow import Chunk
 from millpond.rows import Rows
 from millpond.run.keying import Failed
 from millpond.steps.failure import BadInput
 
 
-def readable(rows: Rows, chunk: Chunk, failed: Failed) -> Rows:
+def readable(rows: Rows, failed: Failed) -> Rows:
     """The rows of a chunk that functions can be given; the others have failed."""
     bad = unreadable(rows.data) if rows.form == "arrow" else {}
     if not bad:
         return rows
     for i, why in sorted(bad.items()):
-        where = chunk.where(i) if chunk.where is not None else f"row {i}"
-        failed(i, raw_row(rows.data, i), BadInput(f"{where}: {why}"))
+        failed(i, raw_row(rows.data, i), BadInput(why))
     return rows.pick([i for i in range(len(rows)) if i not in bad])

@@ -370,5 +370,7 @@ def _portable(failure: StepFailed) -> StepFailed:
             batch=failure.batch,
             error=failure.error,
             traceback=failure.traceback,
+            where=failure.where,
+            is_input=failure.is_input,
         )
     return failure

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.pipeline.fields import Epoch, read_field
-from millpond.rows import Rows
+from millpond.rows import BadInput, Rows
 from millpond.run.keying import text_fields
 from millpond.timing import Times, Unit, as_time, ticks, unit_of
 
@@ -27,14 +27,23 @@ class Reader:
             self.field = timestamp
 
     def one(self, row: Any, like: Unit | None) -> Times:
-        """The time of one row, of the unit that those before it had; a ValueError or LookupError if it has none."""
-        found = read_field(row, self._timestamp) if isinstance(self._timestamp, str) else self._timestamp(row)
-        time = as_time(found)
-        unit = unit_of(time)
-        if like is not None and unit != like:
-            words = {"instant": "a datetime", "number": "a whole number"}
-            raise ValueError(f"expected {words[like]}, as in the rows before, got {words[unit]}, {found!r}")
-        return Times([ticks(time)], unit)
+        """The time of one row, of the unit that those before it had; BadInput if it has none.
+
+        What a function of the user's raises is its own.
+        """
+        is_own = not isinstance(self._timestamp, (str, Epoch))
+        found = self._timestamp(row) if is_own else None
+        try:
+            if not is_own:
+                found = read_field(row, self._timestamp) if isinstance(self._timestamp, str) else self._timestamp(row)
+            time = as_time(found)
+            unit = unit_of(time)
+            if like is not None and unit != like:
+                words = {"instant": "a datetime", "number": "a whole number"}
+                raise ValueError(f"expected {words[like]}, as in the rows before, got {words[unit]}, {found!r}")
+            return Times([ticks(time)], unit)
+        except (BadInput, ValueError, OverflowError) as error:
+            raise BadInput(f"timestamp: {error}") from error
 
     def all(self, rows: Rows) -> Times | None:
         """The times of all rows at once; nothing if that cannot be done, and then each row tells why."""

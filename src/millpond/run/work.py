@@ -11,7 +11,7 @@ import numpy as np
 from millpond.clock import Clock
 from millpond.codec import Codec, Unreadable
 from millpond.errors import InvalidUse
-from millpond.flow import Chunk
+from millpond.flow import Chunk, JsonLines
 from millpond.log.record import StreamTime
 from millpond.pipeline import graph as g
 from millpond.replica import View
@@ -36,10 +36,12 @@ class Work:
     def __init__(self, program: g.Program, context: Context, stage: int, clock: Clock) -> None:
         self.program, self.context, self.stage = program, context, stage
         self.codec = Codec(program.types)
-        self.failures = Failures(context.batch, clock, self._bury)
+        self.failures = Failures(context.batch, clock, self._bury, self._origin)
         self.running: dict[int, Running] = {}
         self.leaving = Leaving(program, context, self.codec)
         self.partition = ""  # of the source that is being read
+        self._chunk: Chunk | None = None  # that is being read
+        self._first = 0  # the order of its first row
         self.newest: dict[str, dict[str, int]] = {}  # stream → source partition → newest time
         self.units: dict[str, Unit] = {}
         self.late: dict[str, int] = {}
@@ -110,8 +112,6 @@ class Work:
 
     def _failed(self, node: g.Node, step: str, rows: Rows, policy: OnError | None = None) -> Failed:
         def failed(i: int, row: Any, error: Exception, again: Callable[[], None] | None = None) -> None:
-            if isinstance(error, LookupError) and type(error) is LookupError:
-                error = BadInput(str(error))
             key = None if rows.keys is None else rows.keys.of(i)
             on_error = policy or node.on_error
             self.failures.row(on_error, step, error, key=key, row=row, order=rows.order[i], again=again)
@@ -144,7 +144,10 @@ class Work:
             if verb == "Filter" and not result:
                 return
             if verb == "WithTime":
-                time = as_time(result)
+                try:
+                    time = as_time(result)
+                except ValueError as error:
+                    raise BadInput(f"with_time: {error}") from error
                 if times and unit_of(time) != unit_of(times[0]):
                     raise BadInput(f"with_time: expected a time like those before it, such as {times[0]}, got {time}")
                 ticks(time)
@@ -228,21 +231,31 @@ class Work:
         """Rows come from a source, the first of them at place `first`."""
         op = node.op
         assert isinstance(op, g.Read)
+        self._chunk, self._first = chunk, first
         for bad in chunk.bad:
-            error = BadInput(f"{bad.where}: {bad.error}")
+            error = BadInput(bad.error, bad.where)
             self.failures.row(node.on_error, op.stream, error, key=None, row=bad.raw, order=first)
         rows = shaped(chunk.rows, first)
-        rows = readable(rows, chunk, self._failed(node, op.stream, rows))
+        rows = readable(rows, self._failed(node, op.stream, rows))
         if rows.form == "json" and not self._may_stay_text(node):
-            rows = self._decoded(node, op, chunk, rows)
+            rows = self._decoded(node, op, rows)
         elif op.type is not None:
             rows = self._typed(node, op, rows)
         if op.timestamp is not None:
-            rows = self._timed(node, op, chunk, rows)
+            rows = self._timed(node, op, rows)
         if rows.form == "json":
-            self._text_to_keys(node, op, chunk, rows)
+            self._text_to_keys(node, op, rows)
         else:
             self.leave(node.id, rows)
+
+    def _origin(self, order: int) -> str | None:
+        """Where the row of an order came from, in words, while its chunk is being read."""
+        chunk = self._chunk
+        if chunk is None or chunk.where is None:
+            return None
+        count = len(chunk.rows.lines) if isinstance(chunk.rows, JsonLines) else len(chunk.rows)
+        place = int(order) - self._first
+        return chunk.where(place) if 0 <= place < count else None
 
     def _may_stay_text(self, node: g.Node) -> bool:
         op = node.op
@@ -254,7 +267,7 @@ class Work:
             and all(isinstance(r, g.Key) and all(isinstance(by, str) for by in r.by) for r in readers)
         )
 
-    def _text_to_keys(self, node: g.Node, op: g.Read, chunk: Chunk, rows: Rows) -> None:
+    def _text_to_keys(self, node: g.Node, op: g.Read, rows: Rows) -> None:
         whole = rows
         for reader in self.program.consumers[node.id]:
             key = self.program.nodes[reader]
@@ -263,12 +276,12 @@ class Work:
                 found = keyed(key.op, rows, _raise)
             except Exception:
                 if whole is rows:
-                    rows = self._decoded(node, op, chunk, rows)
+                    rows = self._decoded(node, op, rows)
                 self._take(key, rows, node.id)
             else:
                 self._exchange(key, found)
 
-    def _decoded(self, node: g.Node, op: g.Read, chunk: Chunk, rows: Rows) -> Rows:
+    def _decoded(self, node: g.Node, op: g.Read, rows: Rows) -> Rows:
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Any if op.type is None else op.type)
         lines: list[bytes] = rows.data
         try:
@@ -283,10 +296,9 @@ class Work:
                 data.append(decoder.decode(line))
                 good.append(i)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                where = chunk.where(i) if chunk.where is not None else f"row {i}"
                 text = line.decode("utf-8", "backslashreplace")
                 wanted = "a JSON value" if op.type is None else getattr(op.type, "__name__", str(op.type))
-                bad = BadInput(f"{where}: expected {wanted}: {error}")
+                bad = BadInput(f"expected {wanted}: {error}")
                 self.failures.row(node.on_error, op.stream, bad, key=None, row=text, order=rows.order[i])
         return Rows(data, [rows.order[i] for i in good])
 
@@ -305,14 +317,14 @@ class Work:
         picked = rows if len(good) == len(rows) else rows.pick(good)
         return picked.with_data(data)
 
-    def _timed(self, node: g.Node, op: g.Read, chunk: Chunk, rows: Rows) -> Rows:
+    def _timed(self, node: g.Node, op: g.Read, rows: Rows) -> Rows:
         """The rows with their times; those without one, or with one that nobody can believe, are left out."""
         reader = TimeReader(op.timestamp)
         times = reader.all(rows)
         known = self.units.get(op.stream) or self.context.moment.times.get(op.stream, _NO_TIME).unit
         if times is None or (known is not None and times.unit != known):
             if rows.form == "json":
-                rows = self._decoded(node, op, chunk, rows)
+                rows = self._decoded(node, op, rows)
             rows = rows.as_objects()
             good, found = [], []
             failed = self._failed(node, op.stream, rows)
@@ -324,8 +336,7 @@ class Work:
                     found.append(int(time.values[0]))
                     good.append(i)
                 except Exception as error:
-                    text = str(error) if isinstance(error, (LookupError, ValueError)) else repr(error)
-                    failed(i, row, BadInput(f"timestamp: {text}"))
+                    failed(i, row, error)
             rows = rows if len(good) == len(rows) else rows.pick(good)
             times = Times(found, unit or "number")
         rows.times = times

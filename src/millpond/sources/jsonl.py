@@ -8,7 +8,6 @@ at the first line start at or after its stop, and its neighbour computes the sam
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from millpond.flow import Chunk, JsonLines, Split
 from millpond.sources.lines import (
@@ -45,7 +44,7 @@ def read(split: Split) -> Iterator[Chunk]:
                         rows, after = _head(part, rows, first, left)
                     done = told = after
                     position = entry_at(after, path, size, at_end=False)
-                    yield Chunk(JsonLines(rows), position, partial(locate, path, size, first))
+                    yield Chunk(JsonLines(rows), position, Where(path, size, first, len(rows)))
                     if left is not None:
                         left -= len(rows)
                         if left == 0:
@@ -94,15 +93,29 @@ def _blank(line: bytes, first: bool) -> bool:
     return not (line.removeprefix(BOM) if first else line).strip()
 
 
-def locate(path: str, size: int, first: int, index: int) -> str:
-    """In words, where row `index` stands of those that begin at offset `first`. Reads the file again."""
-    number, row = newlines_before(path, size, first), -1
-    with opened(path, size) as file:
-        file.seek(first)
-        for body, _ in blocks(file, first, None, None if compressed(path) else size, SMALL_BLOCK):
-            for line in body.split(b"\n"):
-                number += 1
-                row += not _blank(line, number == 1)
-                if row == index:
-                    return f"{path}, line {number}"
-    return path
+class Where:
+    """In words, where row i of a chunk stands. Reads the chunk again when it is first asked."""
+
+    def __init__(self, path: str, size: int, first: int, rows: int) -> None:
+        self._path, self._size, self._first, self._rows = path, size, first, rows
+        self._numbers: list[int] | None = None
+
+    def __call__(self, i: int) -> str:
+        if self._numbers is None:
+            self._numbers = self._lines()
+        return f"{self._path}, line {self._numbers[i]}" if i < len(self._numbers) else self._path
+
+    def _lines(self) -> list[int]:
+        """The number of each row's line."""
+        number, found = newlines_before(self._path, self._size, self._first), []
+        bound = None if compressed(self._path) else self._size
+        with opened(self._path, self._size) as file:
+            file.seek(self._first)
+            for body, _ in blocks(file, self._first, None, bound, SMALL_BLOCK):
+                for line in body.split(b"\n"):
+                    number += 1
+                    if not _blank(line, number == 1):
+                        found.append(number)
+                if len(found) >= self._rows:
+                    break
+        return found

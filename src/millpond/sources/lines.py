@@ -125,13 +125,22 @@ def first_line_from(file: IO[bytes], offset: int, base: int, size: int) -> int:
 
 
 def newlines_before(path: str, size: int, offset: int) -> int:
-    """How many lines end before `offset`. Reads the file's beginning: asked only for bad rows."""
-    count, left = 0, offset
+    """How many lines end before `offset`. Reads the file from where it was last asked: asked only for bad rows."""
+    global _counted
+    known, at, count = _counted
+    if known != (path, size) or at > offset:
+        at = count = 0
+    left = offset - at
     with opened(path, size) as file:
+        file.seek(at)
         while left > 0 and (data := file.read(min(BLOCK, left))):
             count += data.count(b"\n")
             left -= len(data)
+    _counted = ((path, size), offset, count)
     return count
+
+
+_counted = (("", 0), 0, 0)  # a file, an offset in it, and the lines before that
 
 
 def bytes_per_line(path: str, size: int, offset: int) -> float | None:

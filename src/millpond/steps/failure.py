@@ -10,6 +10,7 @@ from typing import Any, Literal
 from millpond.clock import Clock
 from millpond.codec import NotEncodable, Unreadable, copy_value
 from millpond.errors import Corrupt, Incompatible, InvalidUse, StepFailed
+from millpond.rows import BadInput as BadInput
 from millpond.timing import seconds
 
 
@@ -72,6 +73,7 @@ class Failures:
     batch: int
     clock: Clock
     bury: Callable[[dict[str, Any], int], None]  # a dead letter and the order of its row
+    origin: Callable[[int], str | None] = lambda order: None  # where the row of that order came from, in words
 
     def __post_init__(self) -> None:
         self.skipped: dict[str, int] = {}
@@ -104,10 +106,26 @@ class Failures:
                     except Exception as next_error:
                         error = next_error
             policy = policy.then
-        message = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
-        trace = "" if isinstance(error, (BadInput, InvalidUse)) else _user_traceback(error)
+        is_input, where = isinstance(error, BadInput), None
+        if policy == "stop" or (is_input and policy == "dead-letter"):  # it may take another look at the source
+            where = (error.where if isinstance(error, BadInput) else None) or self.origin(order)
+        if is_input:
+            message, trace = str(error) if where is None else f"{where}: {error}", ""
+        else:
+            message = f"{type(error).__name__}: {error}"
+            trace = "" if isinstance(error, InvalidUse) else _user_traceback(error)
         if policy == "stop":
-            raise Stop(StepFailed(step, key=key, row=row, batch=self.batch, error=message, traceback=trace)) from error
+            failure = StepFailed(
+                step,
+                key=key,
+                row=row,
+                batch=self.batch,
+                error=message,
+                traceback=trace,
+                where=where,
+                is_input=is_input,
+            )
+            raise Stop(failure) from error
         self.skipped[step] = self.skipped.get(step, 0) + 1
         if policy == "dead-letter":
             letter = {
@@ -129,10 +147,6 @@ def unreadable(step: str, error: Unreadable, key: Any = None) -> Incompatible:
         f"step takes them; or make it again from the input with app.rebuild({step!r}, switch=True). No row was lost, "
         "and nothing was changed."
     )
-
-
-class BadInput(Exception):
-    """Input that is no row, or a row that lacks what it must have; the message says it all."""
 
 
 def _user_traceback(error: Exception) -> str:

@@ -118,7 +118,7 @@ def is_nothing(key: Any) -> bool:
 
 def plainer(error: Exception) -> Exception:
     """A field that is not there needs no traceback."""
-    return BadInput(str(error)) if type(error) is LookupError or isinstance(error, InvalidUse) else error
+    return BadInput(str(error)) if isinstance(error, InvalidUse) else error
 
 
 def paired(
