@@ -13,9 +13,11 @@ PYTEST := set -o pipefail && $(BIN)/python -m pytest --color=$$(test -t 2 && ech
 WITH_JAVA := export JAVA_HOME && JAVA_HOME="$$(scripts/java)" &&
 SPARK_MODULES = $(wildcard src/millpond/runtimes/spark src/millpond/runtimes/spark.py)
 
-# How long `make kill` and `make soak` go on; inside `make test` both run in their short form.
+# How long `make kill` and `make soak` go on; inside `make test` both run in their short form. SEED=… repeats a soak;
+# without a seed, as in `make test`, it is a fixed list of them.
 ROUNDS ?= 100
 MINUTES ?= 30
+SEED ?= random
 
 .PHONY: demo test lint types unit spark kill soak bench bench-windows bench-life format lock clean
 
@@ -27,7 +29,7 @@ test:
 	@$(MAKE) --no-print-directory types
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory spark
-	@$(MAKE) --no-print-directory soak MINUTES=5
+	@$(MAKE) --no-print-directory soak MINUTES=5 SEED=
 	@echo
 	@for group in unit spark soak; do printf '%-6s' $$group; grep -E ' in [0-9.]+s' .venv/$$group.log | tail -n 1; done
 
@@ -53,7 +55,7 @@ kill: .venv/dev.stamp
 
 # random actions under load, for MINUTES
 soak: .venv/dev.stamp
-	@export MILLPOND_SOAK_SECONDS=$$(($(MINUTES) * 60)) && $(PYTEST) tests/soak -s --timeout=0 | tee .venv/soak.log
+	@export MILLPOND_SOAK_SECONDS=$$(($(MINUTES) * 60)) MILLPOND_SOAK_SEED=$(SEED) && $(PYTEST) tests/soak -s --timeout=0 | tee .venv/soak.log
 
 bench: .venv/dev.stamp
 	@$(WITH_JAVA) $(BIN)/python bench

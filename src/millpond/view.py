@@ -21,7 +21,7 @@ from millpond.log.manifest import Manifest
 from millpond.log.paths import Paths
 from millpond.log.record import Record
 from millpond.replica import View, home
-from millpond.replica.local import close_below
+from millpond.replica.local import close_below, forget
 from millpond.run.context import Context, Link
 from millpond.run.replicas import caught_up
 from millpond.steps.aggregate import results
@@ -334,7 +334,7 @@ def _in_manifest(storage: Storage, where: Manifest, step: str, partition: int, k
 
 
 def forget_replicas(app: str, incarnation: str | None, place: str | None) -> None:
-    home.forget(place or home.default_home(), app, incarnation)
+    forget(place or home.default_home(), app, incarnation)
 
 
 def forget_files(storage: Storage, app: str, before: int) -> None:

@@ -1,10 +1,12 @@
 """A soak: random actions on an app under load. All that is held stays bounded, and the state is a fold of the input.
 
-`MILLPOND_SOAK_SECONDS` says for how long; `MILLPOND_SOAK_SEED` repeats one.
+`MILLPOND_SOAK_SECONDS` says for how long in all; `MILLPOND_SOAK_SEED` is a seed, or "random". Without it a fixed list
+of seeds is run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -27,7 +29,19 @@ from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 
 SECONDS = float(os.environ.get("MILLPOND_SOAK_SECONDS", "300"))
-SEED = int(os.environ.get("MILLPOND_SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+# `make test` and CI run the same seeds each time; `make soak` takes one by chance.
+SEEDS = [484801, 1, 7]
+FILES_OF_A_STORE = 4  # LMDB's data, twice, and its locks; our signature
+SPARE = 4  # files that come and go, as those of a library that is loaded late
+
+
+def seeds() -> list[int]:
+    said = os.environ.get("MILLPOND_SOAK_SEED", "")
+    if said == "random":
+        return [random.SystemRandom().randrange(1, 10**6)]
+    return [int(said)] if said else SEEDS
+
+
 KEYS = 300
 BUCKET = 1000
 
@@ -47,8 +61,8 @@ def plain(state: dict[str, int]) -> int:
 class Soak:
     """An app, what was fed to it, and what can be done to it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.chance = folder, random.Random(SEED)
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.chance = folder, random.Random(seed)
         self.version, self.name, self.renamed = 1, "total", 0
         self.partitions = 2
         self.totals: dict[str, int] = {}
@@ -234,10 +248,21 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
+def open_files() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return found
+
+
 @pytest.mark.timeout(0)
-def test_random_actions_under_load_leave_the_state_right_and_everything_bounded(tmp_path: Path) -> None:
-    print(f"\nMILLPOND_SOAK_SEED={SEED} MILLPOND_SOAK_SECONDS={SECONDS:.0f}")
-    soak = Soak(tmp_path)
+@pytest.mark.parametrize("seed", seeds())
+def test_random_actions_under_load_leave_the_state_right_and_everything_bounded(tmp_path: Path, seed: int) -> None:
+    seconds = SECONDS / len(seeds())
+    print(f"\nMILLPOND_SOAK_SEED={seed} MILLPOND_SOAK_SECONDS={seconds:.0f}")
+    soak = Soak(tmp_path, seed)
+    others = len(open_files())
     actions = [
         soak.crash, soak.crash, soak.lose_replicas, soak.rescale, soak.rollback, soak.save_and_restore,
         soak.compact, soak.migrate, soak.rename, soak.rebuild, soak.verify,
@@ -245,7 +270,7 @@ def test_random_actions_under_load_leave_the_state_right_and_everything_bounded(
     soak.feed()
     soak.run()
     measures: list[tuple[int, int, int]] = []
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + seconds
     while time.monotonic() < until:
         for _ in range(soak.chance.randrange(1, 6)):
             soak.feed()
@@ -257,13 +282,17 @@ def test_random_actions_under_load_leave_the_state_right_and_everything_bounded(
         soak.check()
         gc.collect()
         disk = size_of(tmp_path / "state") + size_of(tmp_path / "local" / "soak")
-        measures.append((held_memory(), len(os.listdir("/proc/self/fd")), disk))
+        files = open_files()
+        measures.append((held_memory(), len(files), disk))
+        # One store per partition stays open, and none whose files have been removed.
+        assert not [file for file in files if file.startswith(str(tmp_path)) and file.endswith("(deleted)")], soak.did
+        assert len(files) <= others + FILES_OF_A_STORE * soak.partitions + SPARE, soak.did
     soak.check_windows()
     soak.verify()
+    close_below(str(tmp_path))
     print(f"{soak.fed} rows, {len(measures)} actions: {soak.did}")
-    memory, files, sizes = zip(*measures, strict=True)
+    memory, counts, sizes = zip(*measures, strict=True)
     early = max(3, len(measures) // 4)
-    print(f"memory {max(memory) >> 20} MB, open files {max(files)}, state and replicas {max(sizes) >> 10} KB")
+    print(f"memory {max(memory) >> 20} MB, open files {max(counts)}, state and replicas {max(sizes) >> 10} KB")
     assert max(memory) < max(memory[:early]) + (150 << 20)
-    assert max(files) < 60
     assert max(sizes) < 24 << 20

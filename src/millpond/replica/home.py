@@ -124,7 +124,7 @@ def discard_others(folder: Path, keep: Path) -> None:
             shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def forget(home: str, app: str, incarnation: str | None = None) -> None:
-    """Delete an app's replicas on this host; they come back from the log when they are needed."""
-    target = Path(home, Paths(app).root, incarnation) if incarnation else Path(home, Paths(app).root)
-    shutil.rmtree(target, ignore_errors=True)
+def below(home: str, app: str, incarnation: str | None = None) -> Path:
+    """The folder that holds all replicas of an app, or of one of its incarnations."""
+    root = Path(home, Paths(app).root)
+    return root / incarnation if incarnation else root

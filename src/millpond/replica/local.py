@@ -409,10 +409,17 @@ def _newest(folder: Path) -> Replica:
     held = _open.get(folder)
     if held is not None and held.usable:
         return held
+    _close_removed()
     numbers = home.generations(folder)
     if not numbers:
         raise Replaced("it has not been built")
     return Replica(home.generation(folder, numbers[-1]), create=False)
+
+
+def _close_removed() -> None:
+    """Close the stores that another process has removed: an open file takes room until it is closed."""
+    for folder in [folder for folder, held in _open.items() if held.users == 0 and not held.path.exists()]:
+        _open.pop(folder).close()
 
 
 def _build(folder: Path, records: Iterator[Applied]) -> Replica:
@@ -460,13 +467,20 @@ def _watched(records: Iterable[Applied], progress: Callable[[], None]) -> Iterat
         yield record if isinstance(changes, Mapping) else record._replace(changes=watched(changes))
 
 
-def close_below(place: str) -> None:
+def close_below(place: str | Path) -> None:
     """Close the stores below a folder that this process has open."""
     with _opening:
         for folder in [folder for folder in _open if folder.is_relative_to(place)]:
             held = _open.pop(folder)
             if held.users == 0:
                 held.close()
+
+
+def forget(place: str, app: str, incarnation: str | None = None) -> None:
+    """Delete an app's replicas on this host; they come back from the log when they are needed."""
+    target = home.below(place, app, incarnation)
+    close_below(target)  # or their files would take room and descriptors until the process ends
+    shutil.rmtree(target, ignore_errors=True)
 
 
 _BROKEN = (Damaged, Stuck, lmdb.Error)
