@@ -132,8 +132,24 @@ def test_any_of_takes_the_clock_and_the_watermark_together():
 
 def test_all_of_fires_when_each_has_fired_and_then_begins_again():
     trigger = t.all_of(t.every_rows(2), t.on_match(lambda r: r["v"] == 0))
-    pairs = [(0, 1), (1, 2), (1, 3), (1, 4), (0, 5), (0, 6)]
-    assert shown(trigger, pairs)[0] == [[], [1], [], [], [3], [3]]
+    pairs = [(0, 1), (1, 2), (1, 3), (1, 4), (0, 5), (0, 6), (1, 7)]
+    # The row at 5 has counted for its own pane, and does not count for the next one.
+    assert shown(trigger, pairs)[0] == [[], [1], [], [], [3], [], [4]]
+
+
+def test_all_of_begins_again_with_the_clock_and_the_end_too():
+    app = windowed(mp.tumbling(10), grace=50, trigger=t.all_of(t.at_end(), t.every_rows(2)))
+    with sent(app, rows((1, 1), (2, 2), (0, 10, "b"), (4, 3), (8, 4), (16, 5))) as driver:
+        assert [o["sum"] for o in driver.output("out") if o["k"] == "a"] == [3, 15]
+    app = windowed(mp.tumbling(100), grace=0, trigger=t.all_of(t.every_rows(1), t.every("10s")))
+    with sent(app, [row(1, 1)]) as driver:
+        driver.advance("10s")
+        driver.advance("7s")
+        driver.send("rows", [row(2, 2)])
+        driver.advance("9s")
+        assert [o["sum"] for o in driver.output("out")] == [1], "ten seconds are counted from the first row on"
+        driver.advance("1s")
+        assert [o["sum"] for o in driver.output("out")] == [1, 3]
 
 
 def test_all_of_waits_for_rows_and_the_clock():

@@ -389,3 +389,21 @@ def test_segments_are_sorted_by_key_and_cell(tmp_path):
     found: list[Any] = [(key, cell) for key, cell, _, _ in changes(storage, "sorted", "s")]
     assert found == sorted(found)
     assert len(found) == 10 * 7
+
+
+def test_a_map_with_keys_that_python_takes_for_equal_loses_none_of_them():
+    def keep(row, state):
+        state.map("seen")[row["id"]] = row["n"]
+
+    app = mp.App("equal")
+    keyed = app.stream("rows", mp.sources.rows([])).key_by("k")
+    keyed.apply("s", keep)
+    keyed.deduplicate("once", by="id")
+    with TestDriver(app) as driver:
+        driver.send("rows", [{"k": "a", "id": id, "n": n} for n, id in enumerate([0, False, "x"])])
+        driver.send("rows", [{"k": "b", "id": id, "n": n} for n, id in enumerate([0, "x"])])
+        found = driver.state("s").get("a")["seen"]
+        assert sorted(map(repr, found)) == sorted(map(repr, [(0, 0), (False, 1), ("x", 2)]))
+        assert driver.state("s").get("b") == {"seen": {0: 0, "x": 1}}
+        assert len(driver.state("once").get("a")["seen"]) == 3
+        assert driver.state("s").to_arrow().num_rows == 2

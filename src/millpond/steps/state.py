@@ -269,8 +269,12 @@ _READABLE = " !#$&'()+,/;=?@[]^`{|}~"
 
 
 def assemble(cells: Iterable[tuple[bytes, bytes]], codec: Codec) -> dict[str, Any]:
-    """The dict of names that some cells of one key, in order, stand for; timers are not among them."""
+    """The dict of names that some cells of one key, in order, stand for; timers are not among them.
+
+    A map with keys that Python takes for equal, as 0 and False, is a list of pairs, since no dict can hold both.
+    """
     names: dict[str, Any] = {}
+    maps: dict[str, list[tuple[Any, Any]]] = {}
     for cell, data in cells:
         kind, _, rest = cell.decode().partition(":")
         if kind not in _SHOWN:
@@ -284,5 +288,9 @@ def assemble(cells: Iterable[tuple[bytes, bytes]], codec: Codec) -> dict[str, An
             if inner:
                 elements.append(codec.decode(data))
         else:
-            names.setdefault(name, {})[decode_key(inner.encode())] = codec.decode(data)
+            maps.setdefault(name, []).append((decode_key(inner.encode()), codec.decode(data)))
+            names.setdefault(name, {})
+    for name, pairs in maps.items():
+        found = dict(pairs)
+        names[name] = found if len(found) == len(pairs) else pairs
     return names

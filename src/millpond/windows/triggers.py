@@ -360,7 +360,7 @@ def any_of(*triggers: Trigger) -> Trigger:
 
 
 def all_of(*triggers: Trigger) -> Trigger:
-    """A pane when each of these has fired, at the same time or one after the other; then they begin again.
+    """A pane when each of these has fired, at the same time or one after the other; then all begin again from nothing.
 
     >>> import millpond as mp
     >>> mp.triggers.all_of(mp.triggers.every_rows(100), mp.triggers.every("10s"))
@@ -388,7 +388,7 @@ def all_of(*triggers: Trigger) -> Trigger:
         initial=lambda: [[t.initial(), False] for t in parts],
         advance=advance,
         fires=lambda state, event: all(has_fired for _, has_fired in state),
-        fired=lambda state, event: [[s, False] for s, _ in state],
+        fired=lambda state, event: [[t.initial(), False] for t in parts],
         merge=lambda a, b: [[t.merge(x[0], y[0]), x[1] or y[1]] for t, x, y in zip(parts, a, b, strict=True)],
         due=lambda state, end, unit: waiting(lambda t, s: t.due(s, end, unit))(state),
         wall=waiting(lambda t, s: t.wall(s)),
