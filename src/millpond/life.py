@@ -144,9 +144,7 @@ class Life(Upkeep):
             deliveries=dict.fromkeys(last.deliveries, number),
         )
         ledger.append(cleared, last)
-        # A driver that is paused before its delivery must not deliver after this.
-        Targets(self.program(), ledger).note(cleared, last.incarnation)
-        void_deliveries(self.program(), ledger, self.name, _undelivered(ledger, last))
+        self._give_up(ledger, cleared, last.incarnation, _undelivered(ledger, last))
         forget_replicas(self.name, last.incarnation, self.local_dir)
         forget_files(self.storage, self.name, before=number)
 
@@ -170,8 +168,17 @@ class Life(Upkeep):
                 void={**last.void_ranges, sink: [*last.void_ranges.get(sink, []), *dropped[sink]]},
             )
             record = ledger.append(record, last)
-            Targets(self.program(), ledger).note(record, record.incarnation)
-            void_deliveries(self.program(), ledger, self.name, dropped)
+            self._give_up(ledger, record, record.incarnation, dropped)
+
+    def _give_up(self, ledger: Ledger, record: Record, incarnation: str, ranges: Ranges) -> None:
+        """Make what was not delivered void in its targets, so that a driver that is paused cannot deliver it later.
+
+        An app that was opened without its program knows no sinks.
+        """
+        if self._graph.nodes:
+            program = self.program()
+            Targets(program, ledger).note(record, incarnation)
+            void_deliveries(program, ledger, self.name, ranges)
 
     def _stopped(self, what: str, force: bool) -> Record | None:
         if self._running:
