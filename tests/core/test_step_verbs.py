@@ -45,11 +45,8 @@ def test_an_output_does_not_change_when_the_state_does():
 
 
 def test_a_function_that_does_not_return_a_pair_is_told_so():
-    with pytest.raises(
-        mp.errors.StepFailed, match=r"the function of a stateful_map returns \(output, state\)$".replace("$", "")
-    ) as caught:
+    with pytest.raises(mp.errors.StepFailed, match=r"expected \(output, state\), a tuple of two"):
         piped(lambda s: s.key_by(k=lambda n: 0).stateful_map("s", lambda k, n, s: n, initial=0), [1])
-    assert str(caught.value).count("returns (output, state)") == 2, "in the message, and in the traceback under it"
 
 
 def test_an_error_of_the_users_that_speaks_of_unpacking_is_left_alone():

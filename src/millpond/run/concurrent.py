@@ -14,14 +14,14 @@ from millpond.clock import Clock
 from millpond.pipeline.graph import MapAsync
 from millpond.rows import Rows
 from millpond.run.keying import Failed
-from millpond.steps.failure import Retry, is_needed_again, own_copy
+from millpond.steps.failure import FAULTS, Retry, is_needed_again, own_copy
 
 
 @dataclass
 class Raised:
     """What a function raised in the end, after all attempts that it had."""
 
-    error: Exception
+    error: BaseException
 
 
 def mapped(op: MapAsync, rows: Rows, clock: Clock, failed: Failed) -> Rows:
@@ -71,7 +71,7 @@ class _Outcomes:
     def _given(self, i: int) -> Any:
         return own_copy(self._rows[i]) if self._is_kept else self._rows[i]
 
-    def _raised(self, i: int, error: Exception) -> None:
+    def _raised(self, i: int, error: BaseException) -> None:
         self._found[i] = Raised(error)
         self._over = self._over or self._stops
 
@@ -83,7 +83,7 @@ class _Outcomes:
                 try:
                     self._found[i] = answer(self._f, self._given(i))
                     break
-                except Exception as error:
+                except FAULTS as error:
                     if pause is None:
                         self._raised(i, error)
                     else:
@@ -100,11 +100,19 @@ class _Outcomes:
                 try:
                     self._found[i] = await self._f(self._given(i))
                     break
-                except Exception as error:
+                except (Exception, SystemExit, asyncio.CancelledError) as error:
+                    if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                        raise
                     if pause is None:
                         self._raised(i, error)
                     else:
                         await asyncio.to_thread(self._clock.sleep, pause)
+
+
+def _is_cancelled() -> bool:
+    """Whether this very task was cancelled, and not something that a function waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def is_async(f: Callable[..., Any]) -> bool:

@@ -18,8 +18,10 @@ from millpond.flow import Sink
 from millpond.log import pointer, segment
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
+from millpond.run.forks import refuse_forks
 from millpond.run.runtime import Gone, JobLost, Parcel, Runtime
 from millpond.run.targets import deliveries_of
+from millpond.steps.failure import FAULTS
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")
@@ -51,16 +53,17 @@ def rows_of(storage: Storage, codec: Codec, parcel: Parcel) -> list[Any]:
 
 def hand_over(storage: Storage, codec: Codec, sink: Sink, parcel: Parcel) -> None:
     """Read one parcel's rows and give them to the sink."""
+    refuse_forks()
     rows = rows_of(storage, codec, parcel)
     try:
         sink.deliver(rows, parcel.delivery)
     except MillpondError:
         raise
-    except Exception as error:
+    except FAULTS as error:
         raise failed(parcel, error) from error
 
 
-def failed(parcel: Parcel, error: Exception) -> StepFailed:
+def failed(parcel: Parcel, error: BaseException) -> StepFailed:
     """What a sink of the user's raised, with its name and the batch."""
     message = f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))

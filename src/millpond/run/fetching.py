@@ -10,7 +10,7 @@ from millpond.pipeline.graph import Fetch
 from millpond.rows import Rows
 from millpond.run.concurrent import answer
 from millpond.steps.external import Cache
-from millpond.steps.failure import BadInput, Retry, own_copy
+from millpond.steps.failure import FAULTS, BadInput, Retry, own_copy
 from millpond.steps.lookup import MISSING, Failed, is_nothing, paired, plainer
 
 Known = tuple[type, Any]  # a key, with its type: 1 is not True
@@ -31,7 +31,7 @@ def fetched(op: Fetch, rows: Rows, cache: Cache, now: float, clock: Clock, faili
     if missing:
         try:
             fresh = _asked(op, [key for _, key in missing], clock)
-        except Exception as error:
+        except FAULTS as error:
             unknown = set(missing)
             left = [i for i, key in enumerate(keys) if key not in unknown]
             for i in (i for i, key in enumerate(keys) if key in unknown):
@@ -72,7 +72,7 @@ def _keys(op: Fetch, rows: Rows, failed: Failed) -> tuple[list[Known | None], li
     for i, row in enumerate(rows.data):
         try:
             once(i, row)
-        except Exception as error:
+        except FAULTS as error:
             failed(i, row, plainer(error), lambda i=i, row=row: once(i, row))  # type: ignore[misc]
     return found, good
 
@@ -86,7 +86,7 @@ def _asked(op: Fetch, keys: list[Any], clock: Clock) -> Mapping[Any, Any]:
             if not isinstance(found, Mapping):
                 raise BadInput(f"fetch: expected a dict of rows by key, got a {type(found).__name__}: {found!r}")
             return found
-        except Exception:
+        except FAULTS:
             if pause is None:
                 raise
             clock.sleep(pause)

@@ -14,12 +14,13 @@ from millpond.errors import InvalidUse
 from millpond.pipeline.fields import read_field
 from millpond.pipeline.graph import Key
 from millpond.rows import BadInput, Keys, Rows
+from millpond.steps.failure import FAULTS
 
 
 class Failed(Protocol):
     """Told of a row that failed: its place, the row, what went wrong, and how to try it again if that may help."""
 
-    def __call__(self, i: int, row: Any, error: Exception, again: Callable[[], None] | None = None) -> None: ...
+    def __call__(self, i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None: ...
 
 
 def keyed(op: Key, rows: Rows, failed: Failed) -> Rows:
@@ -44,7 +45,7 @@ def keyed(op: Key, rows: Rows, failed: Failed) -> Rows:
     for i, row in enumerate(rows.objects()):
         try:
             once(i, row)
-        except Exception as error:
+        except FAULTS as error:
             failed(i, row, error, (lambda i=i, row=row: once(i, row)) if may_help else None)  # type: ignore[misc]
     rows = rows if len(good) == len(rows) else rows.pick(good)
     return Rows(rows.data, rows.order, form=rows.form, times=rows.times, keys=_distinct(encoded))

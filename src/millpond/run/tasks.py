@@ -24,15 +24,20 @@ from millpond.pipeline.graph import Keep, Program, Read
 from millpond.replica import View
 from millpond.rows import in_order
 from millpond.run.context import Context, Header, Incomplete, Made, Piece, Planned, Progress, Result, Segments
+from millpond.run.forks import refuse_forks
 from millpond.run.replicas import Tables, caught_up, laid_over, remember, with_tables
 from millpond.run.watermarks import marks, moved
 from millpond.run.work import Work
-from millpond.steps.failure import Stop, unreadable
+from millpond.steps.failure import FAULTS, Stop, stopped, unreadable
 from millpond.storage import Storage, open_storage
 from millpond.timing import MAX_TICKS
 
 UNLIMITED = 1 << 62  # rows
 MOST_BLOB_BYTES = 1 << 30  # Spark cannot move 2 GiB from one task to one partition
+
+# What ends a process, where it was not caught with the row that caused it: Spark would try again, to no purpose.
+ENDINGS = tuple(kind for kind in FAULTS if kind is not Exception)
+SOMEWHERE = "a function of the program"
 
 Item = tuple[int, Any]  # a partition, and a Header or (task, number, exchange, blob)
 
@@ -99,6 +104,7 @@ def read_rows_task(
 def _handed_over(work: Work, task: int, read: Callable[[], list[Progress]], storage: Storage) -> Iterator[Item]:
     program, context = work.program, work.context
     nonce, progress = new_id(), []
+    refuse_forks()
     try:
         progress = read()
         made = _written(work, storage, task % context.partitions, nonce, 1)
@@ -106,6 +112,8 @@ def _handed_over(work: Work, task: int, read: Callable[[], list[Progress]], stor
         made = Made(failure=_portable(stop.failure))
     except MillpondError as error:
         made = Made(failure=error)
+    except ENDINGS as error:
+        made = Made(failure=stopped(SOMEWHERE, error, context.batch).failure)
     for partition in range(context.partitions):
         blobs: list[tuple[int, bytes]] = []
         if made.failure is None:
@@ -175,7 +183,7 @@ def _reading(stream: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         yield from chunks
     except MillpondError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = f"stream {stream!r}: its source failed while reading: {type(error).__name__}: {error}"
         raise Unavailable(text) from error
 
@@ -192,6 +200,7 @@ def keyed_task(
     rebuild: bool = False,
 ) -> Result:
     """Catch the replica up, run the stage's steps over the rows, write segments, return pointers."""
+    refuse_forks()
     began = elapsed()
     headers = [item for item in items if isinstance(item, Header)]
     blobs = sorted(item for item in items if not isinstance(item, Header))
@@ -208,6 +217,8 @@ def keyed_task(
         result.made = Made(failure=_portable(stop.failure))
     except MillpondError as error:
         result.made = Made(failure=error)
+    except ENDINGS as error:
+        result.made = Made(failure=stopped(SOMEWHERE, error, context.batch).failure)
     finally:
         result.seconds = elapsed() - began
     return result

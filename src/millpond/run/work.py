@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from millpond.clock import Clock
-from millpond.codec import Codec, Unreadable
+from millpond.codec import Codec, NotEncodable, Unreadable
 from millpond.errors import InvalidUse
 from millpond.flow import Chunk, JsonLines
 from millpond.log.record import StreamTime
@@ -24,8 +24,17 @@ from millpond.run.leaving import Leaving
 from millpond.run.readable import readable
 from millpond.run.timestamps import Reader as TimeReader
 from millpond.run.watermarks import Mark, at_end, clock_partition, incoming, marks
-from millpond.steps.base import Running, Turn
-from millpond.steps.failure import BadInput, Failures, OnError, is_needed_again, own_copy, unreadable
+from millpond.steps.base import Running, Turn, several
+from millpond.steps.failure import (
+    FAULTS,
+    BadInput,
+    Failures,
+    OnError,
+    any_copy,
+    is_needed_again,
+    own_copy,
+    unreadable,
+)
 from millpond.steps.table import Reader
 from millpond.timing import Times, Unit, as_time, span, ticks, unit_of
 
@@ -58,7 +67,30 @@ class Work:
         changers = [r for r in readers if isinstance(self.program.nodes[r].op, g.MAY_CHANGE)]
         for reader in readers:
             shared = reader in changers[:-1] or (reader in changers and len(changers) < len(readers))
-            self._take(self.program.nodes[reader], rows.copied() if shared else rows, node)
+            own = rows
+            if shared:
+                rows, own = self._copied(node, rows)
+            self._take(self.program.nodes[reader], own, node)
+
+    def _copied(self, node: int, rows: Rows) -> tuple[Rows, Rows]:
+        """The rows, and copies of them for a reader that may change its own. A row that cannot be copied has failed."""
+        try:
+            return rows, rows.copied()
+        except NotEncodable:
+            pass  # what is never stored need not be storable
+        good, data = [], []
+        made_by = self.program.nodes[node]
+        step = made_by.op.step if isinstance(made_by.op, g.Keep) else None
+        name = _name_of(made_by.op) if step is None else step.name
+        failed = self._failed(made_by, name, rows, None if step is None else step.on_error)
+        for i, row in enumerate(rows.data):
+            try:
+                data.append(any_copy(row))
+                good.append(i)
+            except NotEncodable as error:
+                failed(i, row, error)
+        left = rows if len(good) == len(rows) else rows.pick(good)
+        return left, left.with_data(data)
 
     def _put_aside(self, node: int, running: Running) -> None:
         """What a step has put aside goes to its side stream."""
@@ -111,7 +143,7 @@ class Work:
         return rows if len(chosen) == len(rows) else rows.pick(chosen.tolist())
 
     def _failed(self, node: g.Node, step: str, rows: Rows, policy: OnError | None = None) -> Failed:
-        def failed(i: int, row: Any, error: Exception, again: Callable[[], None] | None = None) -> None:
+        def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
             key = None if rows.keys is None else rows.keys.of(i)
             on_error = policy or node.on_error
             self.failures.row(on_error, step, error, key=key, row=row, order=rows.order[i], again=again)
@@ -136,7 +168,7 @@ class Work:
         def once(i: int) -> None:
             row = own_copy(rows.data[i]) if is_kept else rows.data[i]
             if verb == "FlatMap":
-                found = list(f(row))
+                found = several(f(row))
                 data.extend(found)
                 came.extend([i] * len(found))
                 return
@@ -158,7 +190,7 @@ class Work:
         for i in range(len(rows)):
             try:
                 once(i)
-            except Exception as error:
+            except FAULTS as error:
                 key = None if rows.keys is None else rows.keys.of(i)
                 self.failures.row(
                     node.on_error,
@@ -200,7 +232,7 @@ class Work:
         for i, row in enumerate(rows.data):
             try:
                 once(i, row)
-            except Exception as error:
+            except FAULTS as error:
                 failed(i, row, error, lambda i=i, row=row: once(i, row))  # type: ignore[misc]
         for reader in self.program.consumers[node.id]:
             pick = self.program.nodes[reader].op
@@ -311,7 +343,7 @@ class Work:
                 is_it = isinstance(op.type, type) and isinstance(row, op.type)
                 data.append(row if is_it else msgspec.convert(row, op.type, strict=False))
                 good.append(i)
-            except Exception as error:  # a __post_init__ may raise what it likes
+            except FAULTS as error:  # a __post_init__ may raise what it likes
                 wanted = getattr(op.type, "__name__", str(op.type))
                 failed(i, row, BadInput(f"expected {wanted}: {error}"))
         picked = rows if len(good) == len(rows) else rows.pick(good)
@@ -335,7 +367,7 @@ class Work:
                     unit = time.unit
                     found.append(int(time.values[0]))
                     good.append(i)
-                except Exception as error:
+                except FAULTS as error:
                     failed(i, row, error)
             rows = rows if len(good) == len(rows) else rows.pick(good)
             times = Times(found, unit or "number")
@@ -375,7 +407,7 @@ class Work:
         self.late[op.stream] = self.late.get(op.stream, 0) + len(away)
         if judges and node.on_error == "stop":
             for judge in judges:
-                self.leave(judge, away.as_objects().copied())
+                self.leave(judge, self._copied(node.id, away.as_objects())[1])
         else:
             failed = self._failed(node, op.stream, away)
             for i, row in enumerate(away.objects()):
@@ -451,8 +483,15 @@ class Work:
 _NO_TIME = StreamTime()
 
 
-def _raise(i: int, row: Any, error: Exception, again: Callable[[], None] | None = None) -> None:
+def _raise(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
     raise error
+
+
+def _name_of(op: g.Op) -> str:
+    """What an operation that keeps no state is called in errors."""
+    if isinstance(op, g.Read):
+        return op.stream
+    return getattr(op, "name", None) or _VERBS.get(type(op).__name__, type(op).__name__.lower())
 
 
 _VERBS = {
@@ -461,4 +500,5 @@ _VERBS = {
     "FlatMap": "flat_map",
     "Inspect": "inspect",
     "WithTime": "with_time",
+    "MapAsync": "map_async",
 }

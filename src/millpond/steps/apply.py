@@ -15,7 +15,7 @@ from typing import Any
 
 from millpond.log.segment import Change
 from millpond.rows import Rows
-from millpond.steps.base import Outputs, Step, Turn, each_row
+from millpond.steps.base import Outputs, Step, Turn, each_row, several
 from millpond.steps.entries import Entries
 from millpond.steps.state import State
 
@@ -27,7 +27,7 @@ def _one(result: Any, row: Any) -> Iterable[Any]:
 
 
 def _several(result: Any, row: Any) -> Iterable[Any]:
-    return () if result is None else list(result)
+    return () if result is None else several(result)
 
 
 def _changed(result: Any, row: Any) -> Iterable[Any]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from millpond.codec import Codec
+from millpond.codec.refusal import short
+from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.replica import View
 from millpond.rows import ENDING, Keys, Rows
-from millpond.steps.failure import Failures, OnError, is_needed_again, own_copy
+from millpond.steps.failure import FAULTS, Failures, OnError, is_needed_again, own_copy
 from millpond.timing import Duration, Time, Times, Unit, as_user
 
 
@@ -147,6 +149,15 @@ class Made:
         )
 
 
+def several(result: Any) -> list[Any]:
+    """The rows of what a function returned that makes any number of them. A dict or a text is one row, not several."""
+    if isinstance(result, (Mapping, str, bytes)):
+        raise InvalidUse(
+            f"expected several rows, as in a list, but the function returned {short(result)}; return [row]"
+        )
+    return list(result)
+
+
 def each_row(step: Step, turn: Turn, rows: Rows, once: Callable[[int, int, Any], None]) -> None:
     """Call `once(i, k, row)` for every row i, whose key is the k-th; a row that fails meets the step's policy.
 
@@ -159,7 +170,7 @@ def each_row(step: Step, turn: Turn, rows: Rows, once: Callable[[int, int, Any],
     for i, (k, row) in enumerate(zip(keys.index, rows.objects(), strict=True)):
         try:
             once(i, k, own_copy(row) if is_kept else row)
-        except Exception as error:
+        except FAULTS as error:
             turn.failures.row(
                 step.on_error,
                 step.name,

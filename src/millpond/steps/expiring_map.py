@@ -9,7 +9,7 @@ from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
 from millpond.steps.entries import Entries
-from millpond.steps.stateful_map import StatefulMap, clearer
+from millpond.steps.stateful_map import StatefulMap, pair
 from millpond.steps.ttl import is_mortal
 from millpond.steps.values import is_absent
 
@@ -36,10 +36,7 @@ class ExpiringMap:
             if is_absent(state):
                 state = self._initial() if callable(self._initial) else copy_value(self._initial)
             try:
-                try:
-                    output, new = self._f(keys.objects[k], row, state)
-                except (TypeError, ValueError) as error:
-                    raise clearer(error) from error
+                output, new = pair(self._f(keys.objects[k], row, state))
                 if new is None:
                     cells.drop(_WHOLE)
                 else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import copy
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +25,10 @@ class Retry:
     backoff: float
     then: Literal["stop", "skip", "dead-letter"] = "stop"
 
+
+# What a user's function may raise that is about the row it was given. Ending the process is no right of a function's:
+# its worker runs other partitions, too.
+FAULTS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 OnError = Literal["stop", "skip", "dead-letter"] | Retry
 
@@ -58,12 +65,28 @@ def own_copy(row: Any) -> Any:
         return row
 
 
+def any_copy(row: Any) -> Any:
+    """A copy of a row, storable or not; `NotEncodable` if there is no way to copy it."""
+    try:
+        return copy_value(row)
+    except NotEncodable:
+        with contextlib.suppress(Exception):  # a class may raise what it likes when it is copied
+            return copy.deepcopy(row)
+        raise
+
+
 class Stop(Exception):
     """Ends a task: its batch is not committed, and the driver raises what is inside."""
 
     def __init__(self, failure: StepFailed) -> None:
         super().__init__(str(failure))
         self.failure = failure
+
+
+def stopped(step: str, error: BaseException, batch: int) -> Stop:
+    """Ends a task whose function raised where no row was at hand."""
+    text = f"{type(error).__name__}: {error}"
+    return Stop(StepFailed(step, batch=batch, error=text, traceback=_user_traceback(error)))
 
 
 @dataclass
@@ -82,7 +105,7 @@ class Failures:
         self,
         policy: OnError,
         step: str,
-        error: Exception,
+        error: BaseException,
         *,
         key: Any,
         row: Any,
@@ -103,7 +126,7 @@ class Failures:
                     self.clock.sleep(policy.backoff * 2**attempt)
                     try:
                         return again()
-                    except Exception as next_error:
+                    except FAULTS as next_error:
                         error = next_error
             policy = policy.then
         is_input, where = isinstance(error, BadInput), None
@@ -149,7 +172,7 @@ def unreadable(step: str, error: Unreadable, key: Any = None) -> Incompatible:
     )
 
 
-def _user_traceback(error: Exception) -> str:
+def _user_traceback(error: BaseException) -> str:
     # The frames of this library say nothing to the user: their own begin below them.
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/millpond/" not in frame.filename.replace("\\", "/")]

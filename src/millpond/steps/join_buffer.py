@@ -191,7 +191,7 @@ class Arrivals:
                     self._fail(rows, i, row, error)
             return found
 
-    def _fail(self, rows: Rows, i: int, row: Any, error: Exception) -> None:
+    def _fail(self, rows: Rows, i: int, row: Any, error: BaseException) -> None:
         assert rows.keys is not None
         self._turn.failures.row(
             self._step.on_error, self._step.name, error, key=rows.keys.of(i), row=row, order=int(rows.order[i])

@@ -10,7 +10,7 @@ from typing import Any
 from millpond.codec import decode_key
 from millpond.rows import ENDING, Rows
 from millpond.steps.base import Made, Step, Turn
-from millpond.steps.failure import own_copy
+from millpond.steps.failure import FAULTS, own_copy
 from millpond.steps.join_buffer import Row
 from millpond.steps.join_merge import merged
 from millpond.timing import Unit
@@ -60,7 +60,7 @@ class Pairs:
 
             try:
                 once()
-            except Exception as error:
+            except FAULTS as error:
                 self._turn.failures.row(
                     self._step.on_error,
                     self._step.name,

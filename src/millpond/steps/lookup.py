@@ -15,10 +15,10 @@ from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Step, Turn
-from millpond.steps.failure import BadInput, OnError, is_needed_again, own_copy, unreadable
+from millpond.steps.failure import FAULTS, BadInput, OnError, is_needed_again, own_copy, unreadable
 from millpond.steps.join_merge import merged
 
-Failed = Callable[[int, Any, Exception, Callable[[], None] | None], None]  # place, row, error, another attempt
+Failed = Callable[[int, Any, BaseException, Callable[[], None] | None], None]  # place, row, error, another attempt
 On = Callable[[Any], Any]  # a row to the key that it looks up
 Merge = Callable[[Any, Any], Any]
 
@@ -73,7 +73,7 @@ class Lookup:
         return paired(rows, right, step.options["how"], step.options["merge"], step.on_error, failed)
 
     def _failed(self, rows: Rows) -> Failed:
-        def failed(i: int, row: Any, error: Exception, again: Callable[[], None] | None) -> None:
+        def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None) -> None:
             key = None if rows.keys is None else rows.keys.of(i)
             self._turn.failures.row(
                 self._step.on_error, self._step.name, error, key=key, row=row, order=rows.order[i], again=again
@@ -94,7 +94,7 @@ def looked_up(on: On, rows: Rows, failed: Failed) -> tuple[list[bytes | None], l
         found = [on(row) for row in rows.data]
         if not any(map(is_nothing, found)):
             return list(encode_keys(found)), list(range(len(rows)))
-    except Exception:
+    except FAULTS:
         pass  # which row it was, and why, is found one by one
     keys: list[bytes | None] = []
     good: list[int] = []
@@ -107,7 +107,7 @@ def looked_up(on: On, rows: Rows, failed: Failed) -> tuple[list[bytes | None], l
     for i, row in enumerate(rows.data):
         try:
             once(i, row)
-        except Exception as error:
+        except FAULTS as error:
             failed(i, row, plainer(error), lambda i=i, row=row: once(i, row))  # type: ignore[misc]
     return keys, good
 
@@ -116,7 +116,7 @@ def is_nothing(key: Any) -> bool:
     return key is None or (type(key) is tuple and None in key)
 
 
-def plainer(error: Exception) -> Exception:
+def plainer(error: BaseException) -> BaseException:
     """A field that is not there needs no traceback."""
     return BadInput(str(error)) if isinstance(error, InvalidUse) else error
 
@@ -142,7 +142,7 @@ def paired(
     for i, row in enumerate(rows.data):
         try:
             once(i, own_copy(row) if is_kept else row)
-        except Exception as error:
+        except FAULTS as error:
             failed(i, row, error, lambda i=i, row=row: once(i, own_copy(row)))  # type: ignore[misc]
     if len(came) == len(rows):
         return rows.with_data(data)

@@ -15,8 +15,10 @@ from functools import cached_property
 from typing import Any
 
 from millpond.codec import Codec, decode_key, encode_key
+from millpond.codec.refusal import short
 from millpond.errors import Incompatible, InvalidUse
 from millpond.log.segment import Change
+from millpond.steps.failure import FAULTS
 from millpond.steps.state import cell_of, name_of
 
 MARK = b"~"
@@ -121,17 +123,23 @@ class Migration:
             function = self.functions[number]
             try:
                 if takes_key(function):
-                    key, value = function(key, value)
+                    key, value = _pair(function(key, value))
                 else:
                     value = function(value)
-            except Exception as error:
+            except FAULTS as error:
                 raise Incompatible(
-                    f"step {self.step!r}: its migration raised {type(error).__name__}: {error}, for the key {key!r} "
-                    f"and the value {value!r}. Nothing was changed."
+                    f"step {self.step!r}: its migration raised {type(error).__name__}: {error}, for the key "
+                    f"{short(key)} and the value {short(value, 500)}. Nothing was changed."
                 ) from error
             if value is None:
                 break
         return key, value
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    if result.__class__ is tuple and len(result) == 2:
+        return result
+    raise TypeError(f"expected (key, value), a tuple of two, and the function returned {short(result)}")
 
 
 def takes_key(function: Callable[..., Any]) -> bool:

@@ -25,6 +25,7 @@ from millpond.log.segment import Change
 from millpond.rows import ENDING, Rows
 from millpond.steps.base import Made, Outputs, Step, Turn, each_row
 from millpond.steps.entries import Entries
+from millpond.steps.failure import FAULTS, stopped
 from millpond.steps.state import State
 from millpond.steps.timers import CLOCK, EVENT, Timers, held
 from millpond.timing import MAX_TICKS, as_user
@@ -53,8 +54,8 @@ def made(processor: Any, where: str) -> Callable[[], Any]:
 
 
 def outputs_of(result: Any) -> Iterable[Any]:
-    """A list, or what is yielded, is several outputs, and anything else is one; `None` is none."""
-    if result is None:
+    """A list, or what is yielded, is several outputs, and anything else is one; `None` and `()` are none."""
+    if result is None or result == ():
         return ()
     if isinstance(result, list | Iterator):
         return [output for output in result if output is not None]
@@ -66,7 +67,10 @@ class Process:
 
     def __init__(self, step: Step, turn: Turn) -> None:
         self._step, self._turn = step, turn
-        self._processor = step.options["make"]()
+        try:
+            self._processor = step.options["make"]()
+        except FAULTS as error:
+            raise stopped(step.name, error, turn.failures.batch) from error
         if not callable(getattr(self._processor, "on_row", None)):
             raise InvalidUse(
                 f"process({step.name!r}): expected what the function makes to have a method "
@@ -151,7 +155,7 @@ class Process:
 
         try:
             once()
-        except Exception as error:
+        except FAULTS as error:
             timer = held(self._cells, cell)
             assert timer is not None
             row = {"timer": timer.name, "at": timer.at, "payload": timer.payload}

@@ -14,10 +14,12 @@ from types import NoneType
 from typing import Any
 
 from millpond.codec import IMMUTABLE, copy_value
+from millpond.codec.refusal import short
+from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn
-from millpond.steps.failure import is_needed_again, own_copy
+from millpond.steps.failure import FAULTS, is_needed_again, own_copy
 from millpond.steps.values import ABSENT, DROPPED, EASY, Packed, Values
 
 
@@ -56,10 +58,7 @@ class StatefulMap:
                 state = first()
             else:
                 state = old
-            try:
-                output, new = f(names[k], row, state)
-            except (TypeError, ValueError) as error:
-                raise clearer(error) from error
+            output, new = pair(f(names[k], row, state))
             if new is None:
                 states[k] = ABSENT if old is ABSENT else DROPPED
             else:
@@ -75,7 +74,10 @@ class StatefulMap:
                 for k, row in left:
                     old = states[k]
                     if old.__class__ in IMMUTABLE:
-                        output, new = f(names[k], row, old)
+                        result = f(names[k], row, old)
+                        if result.__class__ is not tuple or len(result) != 2:
+                            pair(result)
+                        output, new = result
                         if new.__class__ in EASY:
                             states[k] = new
                         else:
@@ -84,12 +86,12 @@ class StatefulMap:
                     else:
                         once(k, row)
                 break
-            except Exception as error:
+            except FAULTS as error:
                 i = len(outputs)
                 self._turn.failures.row(
                     self._step.on_error,
                     self._step.name,
-                    clearer(error),
+                    error,
                     key=names[k],
                     row=objects[i],
                     order=rows.order[i],
@@ -115,10 +117,8 @@ class StatefulMap:
         return self._values.changes()
 
 
-def clearer(error: Exception) -> Exception:
-    """What was raised here, when the result was taken apart, in better words; the user's own as it is."""
-    trace, text = error.__traceback__, str(error)
-    ours = type(error) in (TypeError, ValueError) and trace is not None and trace.tb_next is None
-    if ours and "unpack" in text:
-        return type(error)(f"{text}: the function of a stateful_map returns (output, state)").with_traceback(trace)
-    return error
+def pair(result: Any) -> tuple[Any, Any]:
+    """What a function returned, if it is a tuple of two. A dict or a text of two can be unpacked, too, by mistake."""
+    if result.__class__ is tuple and len(result) == 2:
+        return result
+    raise InvalidUse(f"expected (output, state), a tuple of two, and the function returned {short(result)}")

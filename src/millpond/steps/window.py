@@ -19,7 +19,7 @@ from millpond.replica import Entry
 from millpond.rows import ENDING, Rows
 from millpond.steps.aggregate import key_fields
 from millpond.steps.base import Made, Step, Turn, each_row
-from millpond.steps.failure import BadInput
+from millpond.steps.failure import FAULTS, BadInput
 from millpond.steps.window_firing import Firing
 from millpond.steps.window_marks import Marks
 from millpond.steps.window_state import Accumulators, Window, restore
@@ -397,7 +397,7 @@ class Windows(ABC):
         shown: list[Any] = []
         try:
             show(shown)
-        except Exception as error:
+        except FAULTS as error:
             window = {"window_start": self.shown(w.start), "window_end": self.shown(w.end)}
             self.turn.failures.row(
                 self.step.on_error, self.step.name, error, key=self.known(w.key), row=window, order=ENDING

@@ -11,6 +11,7 @@ from typing import Any
 from millpond.replica import Entry
 from millpond.rows import Rows
 from millpond.steps.base import Step, Turn
+from millpond.steps.failure import FAULTS
 from millpond.steps.window import Saved, Windows
 from millpond.steps.window_state import Window
 from millpond.steps.window_stretch import Stretch
@@ -208,7 +209,7 @@ class Sessions(Windows):
     def _again(self, key: bytes, each: _Waiting) -> None:
         try:
             self.one(each.rows, each.place, key, each.at, each.row)
-        except Exception as error:
+        except FAULTS as error:
             self.turn.failures.row(
                 self.step.on_error,
                 self.step.name,
