@@ -140,10 +140,14 @@ class Driver:
             self.owner.id,
             lambda when: self._at("rewrite", when),
         )
-        check_readable(self.program, self.last, what.names, replace(rewriter, each=self.runtime.each))
-        if what:
-            log.warning("%s", why)
-            self.owner.rewrite(what, rewriter)
+        try:
+            check_readable(self.program, self.last, what.names, replace(rewriter, each=self.runtime.each))
+            if what:
+                log.warning("%s", why)
+                self.owner.rewrite(what, rewriter)
+        except JobLost as error:
+            doing = what.why or "looking at the state"
+            raise Unavailable(f"app {self.program.app!r}: {doing} failed: {error}") from error
 
     @property
     def last(self) -> Record:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from millpond.app import App
 from millpond.clock import ManualClock
 from millpond.codec import Codec, NotEncodable, copy_value
+from millpond.codec.refusal import short
 from millpond.errors import InvalidUse, MillpondError
 from millpond.flow import Chunk, Delivery, Limit, Sink, Split
 from millpond.life import rebuilt
@@ -188,11 +189,16 @@ class TestDriver:
         [1, 2]
         """
         self._alive()
-        feeds = {stream: rows or []} if isinstance(stream, str) else stream
+        feeds = {stream: () if rows is None else rows} if isinstance(stream, str) else stream
         for name, sent in feeds.items():
             if name not in self._sources:
                 raise InvalidUse(f"send: the app has no stream {name!r}; it has: {', '.join(self._sources) or 'none'}")
-            self._sources[name].send(sent)
+            if isinstance(sent, (Mapping, str, bytes)) or not isinstance(sent, Iterable):
+                raise InvalidUse(
+                    f"send({name!r}): expected a list of rows, got {short(sent)}; send [row] for a single one"
+                )
+        for name, sent in feeds.items():
+            self._sources[name].send(list(sent))
         self._run()
 
     def advance(self, time: str | float) -> None:
