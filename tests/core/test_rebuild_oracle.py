@@ -131,7 +131,7 @@ def some(*backs: int) -> list[Any]:
 @settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(acts_done=st.lists(acts, min_size=3, max_size=10), switched=st.lists(st.sampled_from(STEPS), max_size=2))
 def test_a_rebuild_by_the_same_program_makes_the_same_state(acts_done: list[Any], switched: list[str]) -> None:
-    storage, time = open_storage("memory://"), 100
+    storage, time, exact = open_storage("memory://"), 100, True
     with mp.testing.TestDriver(everything(2), storage) as driver:
         for act, one, two in acts_done:
             if act == "send" or act == "crash":
@@ -150,6 +150,8 @@ def test_a_rebuild_by_the_same_program_makes_the_same_state(acts_done: list[Any]
             elif act == "advance":
                 driver.advance(one)
             elif act == "restart":
+                # Some steps number the rows of a batch within each partition: then only their order is the same.
+                exact = exact and two == 2
                 driver.restart(everything(two), lose_replicas=one)
             elif act == "finish":
                 driver.finish()
@@ -157,26 +159,32 @@ def test_a_rebuild_by_the_same_program_makes_the_same_state(acts_done: list[Any]
                 roll_back(driver, storage, one)
             else:
                 assert driver.rebuild(one) == []
-        check_all(driver, storage)
+        check_all(driver, storage, exact)
         driver.send("left", [{"k": "a", "v": 1, "at": time}])
-        check_all(driver, storage)
+        check_all(driver, storage, exact)
         seen = {step: dict(driver.state(step).items()) for step in STEPS}
         for step in switched:
             found = driver.rebuild(step, switch=True)
             assert found == [] and found.unknown is None, step
         assert {step: dict(driver.state(step).items()) for step in STEPS} == seen
         driver.send("left", [{"k": "a", "v": 2, "at": time + 1}])
-        check_all(driver, storage)
+        check_all(driver, storage, exact)
 
 
-def check_all(driver: mp.testing.TestDriver, storage: Storage) -> None:
-    """Rebuild once, and compare all steps to the last byte."""
-    program = driver._replaced(driver._app.program())
-    made = Rebuild(program, "total", storage, driver.clock, None, mp.sinks.discard())
+def check_all(driver: mp.testing.TestDriver, storage: Storage, exact: bool) -> None:
+    """Rebuild once, and compare all steps: to the last byte if `exact`, else as they are seen."""
+    program, home = driver._replaced(driver._app.program()), driver._home
+    made = Rebuild(program, "total", storage, driver.clock, home, mp.sinks.discard())
     try:
         made.run(LocalRuntime(storage, driver.clock), threaded=False, bounded=False)
         for step in STEPS:
-            assert kept(storage, made.shadow, step) == kept(storage, "all", step), step
+            (live, *times), (again, *its) = (kept(storage, app, step) for app in ("all", made.shadow))
+            assert its == times, step
+            if exact:
+                assert again == live, step
+            else:
+                seen = mp.StateView(storage, made.shadow, step, driver.clock, step=program.steps[step], home=home)
+                assert dict(seen.items()) == dict(driver.state(step).items()), step
     finally:
         made.forget()
 

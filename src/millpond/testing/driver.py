@@ -314,19 +314,23 @@ class TestDriver:
         ...     driver.rebuild("count")
         []
         """
+        from millpond.runtimes.pickling import pack_program, unpack_program
+
         self._alive()
-        program = self._replaced(self._app.program())
+        program = self._app.program()
+        packed = pack_program(program)
+        replaced = self._replaced(replace(program, types=packed.types))
         if switch and self._driver is not None:  # for that an app must have stopped
             self._driver.release()
             self._stop()
 
         @contextlib.contextmanager
         def runtime(program: Program) -> Iterator[LocalRuntime]:
-            yield LocalRuntime(self._storage, self.clock)
+            yield LocalRuntime(self._storage, self.clock, shipped=self._fed(unpack_program(packed.data)))
 
         try:
             return rebuilt(
-                program,
+                replaced,
                 step,
                 self._storage,
                 self.clock,
