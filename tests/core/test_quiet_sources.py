@@ -174,3 +174,29 @@ def test_a_driver_that_begins_knows_of_no_quiet_time(tmp_path: Path) -> None:
         driver.restart()
         driver.send("rows", times(101))
         assert driver.output("late") == []
+
+
+class Greedy(Lanes):
+    """Plans the rows of its first lane first, as many as the limit allows, and says how many there are."""
+
+    def plan(self, position: Any, limit: mp.Limit, now: float) -> list[mp.Split]:
+        found, left = [], limit.rows
+        for place, rows in self.lanes.items():
+            start = position.get(place, 0)
+            stop = min(len(rows), start + left)
+            if stop > start:
+                found.append(mp.Split(place, start, stop, partition=place, rows=stop - start))
+                left -= stop - start
+        return found
+
+
+def test_a_lane_that_the_limit_leaves_no_room_for_is_not_quiet(tmp_path: Path) -> None:
+    lanes = {"a": times(*range(1, 5)), "b": times(1)}
+    app, late = app_over(Greedy(lanes))
+    process = Process(app, tmp_path, every=100.0)
+    process.run(mp.Limit(10, 1 << 30))
+    lanes["a"] += times(*range(100, 150))
+    lanes["b"] += times(2)
+    while process.driver.batch(mp.Limit(10, 1 << 30)):
+        process.clock.advance(60)
+    assert late == []
