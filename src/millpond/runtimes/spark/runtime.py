@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -22,14 +23,17 @@ from millpond.run.delivery import failed, hand_over
 from millpond.run.runtime import Gone, JobLost, Offer, Parcel, Reading, T, W
 from millpond.runtimes import pickling
 from millpond.runtimes.pickling import pack_program
+from millpond.runtimes.spark.causes import cause, worker_trouble
 from millpond.runtimes.spark.exchange import Exchange, KeyedTask, ReadTask
 from millpond.runtimes.spark.frames import Frames, FrameTask, plain_lines
 from millpond.runtimes.spark.reading import FAILED, Readings, SparkReading
-from millpond.runtimes.spark.session import session
+from millpond.runtimes.spark.session import quietly, session
 from millpond.runtimes.spark.shipping import Shipped, ship_modules
 from millpond.storage import Storage, open_storage
 
 log = logging.getLogger("millpond")
+
+_CHECKED: set[str] = set()  # Spark applications whose workers can be started
 
 
 class SparkRuntime:
@@ -45,6 +49,7 @@ class SparkRuntime:
         self._exchange = Exchange(self._context)
         self._frames = Frames(program, spark)
         self._readings = Readings(self._context, self._exchange)
+        self._check_workers()
 
     @classmethod
     @contextlib.contextmanager
@@ -55,6 +60,14 @@ class SparkRuntime:
             yield runtime
         finally:
             runtime.close()
+
+    def _check_workers(self) -> None:
+        """Let one worker load the program, once for a session: what keeps it from that is told before a claim."""
+        if self._context.applicationId in _CHECKED:
+            return
+        with contextlib.suppress(JobLost), self._job(self._program.app, "start"), quietly(self._context):
+            self._context.parallelize([0], 1).foreach(partial(_load, self._shipped))
+            _CHECKED.add(self._context.applicationId)
 
     @property
     def slots(self) -> int:
@@ -158,8 +171,12 @@ class SparkRuntime:
         except FAILED as error:
             if not self._alive():
                 raise self._gone() from error
-            log.warning("%s: %s failed on Spark and is tried again: %s", app, what, _first(error))
-            raise JobLost(_first(error)) from error
+            trouble = worker_trouble(str(error))
+            if trouble:
+                raise _unfit(app, self._context.pythonExec, trouble) from None
+            why = cause(str(error)) or type(error).__name__
+            log.warning("%s: %s failed on Spark and is tried again: %s", app, what, why)
+            raise JobLost(why) from error
 
     def _alive(self) -> bool:
         try:
@@ -215,6 +232,18 @@ def _hand_over(shipped: Shipped, state_url: str, parcels: Iterable[Parcel]) -> I
             return
 
 
+def _load(shipped: Shipped, _: int) -> None:
+    shipped.program()
+
+
+def _unfit(app: str, python: str, trouble: str) -> InvalidUse:
+    return InvalidUse(
+        f"app {app!r}: a Python worker of Spark could not be started with {python!r}. It said:\n{trouble}\n"
+        "Every host needs this Python (PYSPARK_PYTHON says which) with Millpond and what the program imports. A file "
+        "in the current folder that has the name of a module, as copy.py has, hides that module: give it another name."
+    )
+
+
 def _done(sent: bytes, state_url: str) -> Any:
     """What a task makes of its work, or the error of ours that it raised: Spark would try again, to no purpose."""
     task, work = pickling.loads(sent)
@@ -222,9 +251,3 @@ def _done(sent: bytes, state_url: str) -> Any:
         return task(open_storage(state_url), work)
     except (Corrupt, Incompatible, InvalidUse) as error:
         return error
-
-
-def _first(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    told = [line.strip() for line in lines if "Error" in line or "Exception" in line or "Incomplete" in line]
-    return (told or lines or [type(error).__name__])[-1][:500]

@@ -7,8 +7,10 @@ import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -51,6 +53,20 @@ def session(given: Any) -> SparkSession:
             "Make the session with spark.speculation=false."
         )
     return found
+
+
+@contextlib.contextmanager
+def quietly(context: SparkContext) -> Iterator[None]:
+    """Let Spark write nothing about jobs that fail here; only where it was said how much it is to write."""
+    level = context.getConf().get("spark.log.level", "")
+    if level:
+        context.setLogLevel("OFF")
+    try:
+        yield
+    finally:
+        if level:
+            with contextlib.suppress(Exception):  # the JVM may be gone
+                context.setLogLevel(level)
 
 
 def _local() -> SparkSession:
