@@ -127,7 +127,7 @@ class Upkeep(ABC):
 
         >>> import millpond as mp
         >>> mp.App("orders", state_dir="memory://").verify()
-        Verdict(records=0, files=0, bytes=0, damaged=[], orphans=[])
+        Verdict(records=0, files=0, bytes=0, damaged=[], orphans=[], kinds={})
         """
         return verified(self._kept, self.name, self._clock)
 

@@ -18,7 +18,8 @@ from millpond.log import manifest as manifests
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
-from millpond.log.paths import Paths
+from millpond.log.paths import FOLDERS, Paths
+from millpond.log.reach import within_reach
 from millpond.log.record import Record
 from millpond.replica import View, home
 from millpond.replica.local import close_below, forget
@@ -97,16 +98,14 @@ class StateView:
             found = self._ledger.newest(near=self._seen)  # the second look need not list the whole ledger
             self._seen = None if found is None else found.number
             return found
-        record = self._ledger.read(self._batch)
-        gone = 0 <= self._batch < self._ledger.floor() or (
-            record is not None and record.manifest is not None and self._storage.get(record.manifest.path) is None
-        )
-        if gone:
+        newest = self._ledger.newest()
+        if newest is None or not 0 <= self._batch <= newest.number:
+            raise InvalidUse(f"app {self._app!r}: there is no batch {self._batch}")
+        record = within_reach(self._ledger, self._batch, newest)
+        if record is None:
             raise InvalidUse(
                 f"app {self._app!r}: batch {self._batch} is no longer within reach: App(keep=) says how many are"
             )
-        if record is None:
-            raise InvalidUse(f"app {self._app!r}: there is no batch {self._batch}")
         return record
 
     def _kind(self, record: Record) -> str:
@@ -340,8 +339,8 @@ def forget_replicas(app: str, incarnation: str | None, place: str | None) -> Non
 def forget_files(storage: Storage, app: str, before: int) -> None:
     """Delete the segments of the batches before a record; only a clear, which has forgotten them, asks for that."""
     paths = Paths(app)
-    for kind in ("steps", "outputs", "positions", "spark", "exchange"):
+    for folder in FOLDERS:
         old = [
-            item.path for item in storage.list(f"{paths.root}/{kind}") if (paths.batch(item.path) or before) < before
+            item.path for item in storage.list(f"{paths.root}/{folder}") if (paths.batch(item.path) or before) < before
         ]
         storage.delete(old)

@@ -120,10 +120,10 @@ def test_a_folder_that_holds_another_apps_ledger_is_refused(storage):
 def test_a_record_of_a_newer_format_asks_for_an_upgrade(storage):
     finished(storage, ["a"])
     path = record_path(storage, 1)
-    body = storage.get(path)[len('{"checksum":"') + 32 + 2 :].replace(b'"format":1', b'"format":2', 1)
+    body = storage.get(path)[len('{"checksum":"') + 32 + 2 :].replace(b'"format":2', b'"format":3', 1)
     storage.put(path, b'{"checksum":"' + checksum(body).encode() + b'",' + body)
     with pytest.raises(
-        mp.errors.Incompatible, match="has format 2, and this version of Millpond reads format 1: upgrade"
+        mp.errors.Incompatible, match="has format 3, and this version of Millpond reads formats 1 to 2: upgrade"
     ):
         TestDriver(counting(), storage=storage)
 

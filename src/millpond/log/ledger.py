@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from millpond.clock import Clock
 from millpond.errors import Corrupt, Fenced, Incompatible, InvalidUse, Unavailable
+from millpond.log import checked
 from millpond.log.paths import Paths
 from millpond.log.record import Record, pack, unpack
 from millpond.storage import Storage
@@ -80,7 +83,7 @@ class Ledger:
             try:
                 created = self.storage.put_new(path, data)
             except Unavailable as error:
-                if self._is_ours(record) and record.number >= self.floor():
+                if self._is_ours(record) and record.number >= self._last_floor():
                     return record
                 if attempt == ATTEMPTS:
                     raise
@@ -88,23 +91,77 @@ class Ledger:
                 continue
             if created or self._is_ours(record):
                 # Old records are removed, and their numbers must not be taken again by one who overslept.
-                if record.number >= self.floor():
+                if record.number >= self._last_floor():
                     return record
                 self.storage.delete([path])
+                self.floor()  # it is damaged if it lies beyond every record: trying again would not help
             raise Fenced(
                 f"app {self.app!r} in {self.storage.url}: record {record.number} was written by another driver, "
                 "which owns the app now. This driver has stopped; nothing is lost."
             )
         raise AssertionError("unreachable")
 
-    def floor(self) -> int:
-        """The number below which records may have been removed."""
+    def floor(self, newest: Record | None = None) -> int:
+        """The number below which records may have been removed; `newest` is the newest record, if it is at hand.
+
+        The newest record states it. The file `floor` repeats it for drivers that know an older record only.
+        """
+        newest = newest or self.newest()
+        floor = max(self._last_floor(), 0 if newest is None else newest.floor)
+        if newest is not None and floor > newest.number:  # it was raised since that was read
+            newest = self.newest()
+        if floor > (0 if newest is None else newest.number):
+            last = "there is no record" if newest is None else f"the newest record is {newest.number}"
+            raise Corrupt(
+                f"{self.storage.url}: {self.paths.floor} says that the oldest record is {floor}, and {last}. "
+                f"{self._way_out()}"
+            )
+        return floor
+
+    def _last_floor(self) -> int:
+        """What the file `floor` says. A driver that was paused may have put an old number into it."""
         data = self.storage.get(self.paths.floor)
-        return int(data) if data and data.isdigit() else 0
+        if data is None:
+            return 0
+        if data.isdigit():  # written before the file had a checksum: the records that are there know better
+            return min(int(data), self._oldest() or 0)
+        return int(
+            msgspec.json.decode(checked.unpack(data, f"{self.storage.url}: {self.paths.floor}", help=self._way_out()))[
+                "floor"
+            ]
+        )
 
     def raise_floor(self, number: int) -> None:
-        """From now on no record below this number is needed; said before any of them is removed."""
-        self.storage.put(self.paths.floor, b"%d" % number)
+        """Repeat in the file `floor` what the newest record states, before any record below it is removed."""
+        if number > self._last_floor():
+            checked.write(self.storage, self.paths.floor, {"floor": number})
+
+    def numbers(self) -> list[int]:
+        """The numbers of all records that are there, in order."""
+        found = (self.paths.number(item.path) for item in self.storage.list(self.paths.ledger))
+        return [number for number in found if number is not None]
+
+    def _oldest(self) -> int | None:
+        """The number of the oldest record that is there."""
+        found = (self.paths.number(item.path) for item in self.storage.list(self.paths.ledger))
+        return next((number for number in found if number is not None), None)
+
+    def _way_out(self) -> str:
+        oldest = self._oldest()
+        return (
+            "Put the file back from a copy of the state directory"
+            + ("" if oldest is None else f", or write {oldest} into it, the number of the oldest record that is there")
+            + ". Nothing has been changed."
+        )
+
+    def still_owned(self, record: Record) -> None:
+        """`Fenced` if the newest record is not of the driver that wrote this one."""
+        self.still_has(record)
+        newest = self.newest(near=record.number)
+        if newest is None or newest.driver != record.driver:
+            raise Fenced(
+                f"app {self.app!r} in {self.storage.url}: another driver owns it now. This one removes no files."
+            )
 
     def _is_ours(self, record: Record) -> bool:
         try:

@@ -113,6 +113,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     steps: dict[str, StepInfo] = field(default_factory=dict)
     spark: dict[str, SparkBatch] = field(default_factory=dict)
     manifest: Pointer | None = None  # the segments of all records up to this file's own, compacted
+    floor: int = 0  # records below this one may be gone, and what only they name
     segments: Pointers = field(default_factory=dict)
     outputs: Pointers = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)  # stream → rows read by this batch
@@ -177,6 +178,7 @@ CARRIED = (
     "steps",
     "spark",
     "manifest",
+    "floor",
 )
 
 _CHECKSUM = len(b'{"checksum":"')

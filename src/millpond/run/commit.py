@@ -345,6 +345,7 @@ class Driver:
             due=computed.due,
             began=began(context.moment, self.last.watermarks),
             manifest=self.compactor.ready or self.last.manifest,
+            floor=max(self.compactor.floor, self.last.floor),
         )
         self._at("commit", "during")
         for stream, places in computed.positions.items():
@@ -382,7 +383,8 @@ class Driver:
             if self.last.kind != "release":
                 self.compactor.wait()
                 manifest = self.compactor.ready or self.last.manifest
-                self.owner.write("release", self.courier.delivered, manifest=manifest)
+                floor = max(self.compactor.floor, self.last.floor)
+                self.owner.write("release", self.courier.delivered, manifest=manifest, floor=floor)
 
     def close(self) -> None:
         """Stop delivering; nothing of this driver goes on. May be called twice."""

@@ -14,16 +14,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from millpond.clock import new_id
-from millpond.errors import Corrupt, Incompatible, MillpondError
+from millpond.errors import MillpondError
 from millpond.log import manifest as manifests
 from millpond.log import merge
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, Run
 from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer
+from millpond.log.reach import readable_manifest
 from millpond.log.record import Record
 from millpond.run.merging import Merge
-from millpond.run.retention import Keep, orphans, pruned, swept
+from millpond.run.retention import Carried, Keep, next_floor, orphans, prune, swept
 from millpond.run.runtime import JobLost
 from millpond.storage import Storage
 
@@ -48,37 +49,37 @@ class Compactor:
     threaded: bool
     at: Callable[[When], None] = lambda when: None
     every: int = EVERY
-    ready: Pointer | None = None
+    ready: Pointer | None = None  # the manifest that the next record is to carry
+    floor: int = 0  # the floor that the next record is to state
     _held: Manifest | None = None
     _fresh: list[Record] = field(default_factory=list)
     _thread: threading.Thread | None = None
+    _pruned: int = 0  # the floor that was worked off last
+
+    def __post_init__(self) -> None:
+        self._carried = Carried(self.ledger)
 
     def begin(self, last: Record) -> None:
         """Read what is not compacted yet."""
-        self._held = self._readable(last)
+        self.floor = self._pruned = last.floor
+        self._held = readable_manifest(self.ledger, last)
         done = last.born - 1 if self._held is None else self._held.upto
         self._fresh = [record for record in self.ledger.between(done, last.number) if record.segments]
         if last.number > last.born:
             self._work(lambda: self._clean(last))
 
     def _clean(self, last: Record) -> None:
+        prune(self.storage, self.ledger, last, self._carried)  # what the last driver stated and did not finish
         self.storage.delete(orphans(self.storage, self.ledger, last.number + 1, self.driver))
         swept(self.storage, self.ledger, last.number + 1)
+        self.floor = next_floor(self.ledger, last, self.keep)
 
     def _prune(self, record: Record) -> None:
-        pruned(self.storage, self.ledger, record, self.keep)
-        swept(self.storage, self.ledger, record.number)
+        prune(self.storage, self.ledger, record, self._carried)
 
-    def _readable(self, last: Record) -> Manifest | None:
-        """The newest manifest that is whole; the log since it is there too."""
-        try:
-            return None if last.manifest is None else manifests.read(self.storage, last.manifest)
-        except (Corrupt, Incompatible):
-            for number in range(last.number, max(self.ledger.floor(), last.born) - 1, -1):
-                earlier = self.ledger.read(number)
-                if earlier is not None and earlier.manifest != last.manifest:
-                    return self._readable(earlier)
-            raise
+    def _plan_floor(self, record: Record) -> None:
+        swept(self.storage, self.ledger, record.number)
+        self.floor = next_floor(self.ledger, record, self.keep)
 
     def committed(self, record: Record) -> None:
         """A record was written. If it carries a manifest of ours, what that replaces is forgotten."""
@@ -88,6 +89,9 @@ class Compactor:
             self._held = manifests.read(self.storage, self.ready)
             self._fresh = [held for held in self._fresh if held.number > self._held.upto]
             self.ready = None
+            self._work(lambda: self._plan_floor(record))
+        elif self.floor > self._pruned and record.floor == self.floor and not self.busy:
+            self._pruned = self.floor
             self._work(lambda: self._prune(record))
         elif self.ready is None and not self.busy and self._enough():
             self._work(lambda: self.compact(record))

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from millpond.clock import Clock, new_id
 from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
+from millpond.log import checked, pointer, segment
 from millpond.log import manifest as manifests
-from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
-from millpond.log.paths import Attempt, Paths, safe
+from millpond.log.paths import SAVEPOINT, Attempt, Paths, kind_of, safe
 from millpond.log.pointer import Pointer
+from millpond.log.reach import is_kept, oldest_within_reach, within_reach
 from millpond.log.record import FORMAT, Kind, Record
 from millpond.log.segment import Change
 from millpond.run.compaction import Compactor
 from millpond.run.heartbeat import check_stopped
 from millpond.run.merging import Merge, merged
-from millpond.run.retention import Keep, files_of, orphans, pruned, swept
+from millpond.run.retention import Carried, Keep, carried_files, files_of, next_floor, orphans, prune, swept
 from millpond.run.rewrite import Rewriter, When, fields
 from millpond.storage import Storage
+
+log = logging.getLogger("millpond")
 
 T = TypeVar("T")
 At = Callable[[When | Literal["claimed", "committed"]], None]
@@ -135,8 +142,12 @@ class Caretaker:
         if dry_run:
             return text
         last = self.claim("rollback")
+        of = self._reachable(batch, last)  # until the claim another driver could raise the floor
         works = self.rewriter.works(of, last)
         manifest = self.rewriter.done(works, last)
+        for file in others_of(of):
+            pointer.read(self.storage, file)
+        self._check_files([*others_of(of), manifest], "rollback: nothing was rolled back")
         own = fields(
             manifest,
             last,
@@ -158,6 +169,7 @@ class Caretaker:
         )
         last = self.write("rewrite", last, **own)
         self.at("committed")
+        self._check_files(carried_files(last), f"rollback: committed as record {last.number}")
         self.write("release", last)
         return text
 
@@ -165,8 +177,8 @@ class Caretaker:
         """What a record changed in a step's state. A rollback changes back what was changed since its target."""
         if record.back is None:
             return [change for files in record.segments.get(step, {}).values() for change in self._read(files)]
-        before = self.ledger.read(record.number - 1)
-        if before is None or not all(self._has_manifest(each) for each in (before, record)):
+        before, newest = self.ledger.read(record.number - 1), self.ledger.newest() or record
+        if before is None or not all(within_reach(self.ledger, each.number, newest) for each in (before, record)):
             return []
         since = self.ledger.between(max(record.back, record.born - 1, self.ledger.floor() - 1), before.number)
         keys = {c.key for each in since for files in each.segments.get(step, {}).values() for c in self._read(files)}
@@ -177,9 +189,6 @@ class Caretaker:
     def _read(self, files: list[Pointer]) -> Iterator[Change]:
         for file in files:
             yield from segment.unpack_state(pointer.read(self.storage, file))
-
-    def _has_manifest(self, record: Record) -> bool:
-        return record.manifest is None or self.storage.get(record.manifest.path) is not None
 
     def _cells(self, record: Record, step: str, keys: set[bytes]) -> dict[tuple[bytes, bytes], Change]:
         """The cells of some keys as they were at a record."""
@@ -195,15 +204,29 @@ class Caretaker:
         return found
 
     def _reachable(self, batch: int, last: Record) -> Record:
-        record = self.ledger.read(batch) if last.born <= batch <= last.number else None
+        record = within_reach(self.ledger, batch, last)
         if record is None:
             raise InvalidUse(
-                f"app {self.app!r}: batch {batch} is not within reach: it goes from "
-                f"{max(last.born, self.ledger.floor())} to {last.number}"
+                f"app {self.app!r}: batch {batch} is not within reach: expected one from "
+                f"{oldest_within_reach(self.ledger, last)} to {last.number}. App(keep=) says how many are kept; "
+                "nothing was changed."
             )
-        if record.manifest is not None and self.storage.get(record.manifest.path) is None:
-            raise InvalidUse(f"app {self.app!r}: batch {batch} is no longer within reach: App(keep=) says how many are")
         return record
+
+    def _check_files(self, files: Iterable[Pointer], what: str) -> None:
+        """`Corrupt` if one of these files, or one that a manifest among them names, is missing or of another size."""
+        sizes = {item.path: item.size for item in self.storage.list(Paths(self.app).root)}
+        for file in files:
+            named = [file]
+            if (kind := kind_of(file.path)) is not None and kind.name == "manifest":
+                named += manifests.read(self.storage, file).files()
+            for found in named:
+                if sizes.get(found.path) != found.bytes:
+                    came = f"of {sizes[found.path]} bytes" if found.path in sizes else "missing"
+                    raise Corrupt(
+                        f"{what}: {self.storage.url}: {found.path} is {came}: expected {found.bytes} bytes. Put the "
+                        "file back from a copy of the state directory, or roll back to another batch."
+                    )
 
     def _open(self, sink: str, upto: int, of: Record) -> bool:
         return any(sink in record.outputs for record in self.ledger.between(max(upto, of.born - 1), of.number))
@@ -229,11 +252,18 @@ class Caretaker:
         compactor.compact(last)
         assert compactor.ready is not None
         last = self.write("release", last, manifest=compactor.ready)
-        if keep is not None:
-            pruned(self.storage, self.ledger, last, keep)
-        self.storage.delete(orphans(self.storage, self.ledger, last.number))
-        swept(self.storage, self.ledger, last.number)
-        return f"{before} bytes before, {_size(self.storage, self.app)} after"
+        stayed = ""
+        try:
+            floor = last.floor if keep is None else next_floor(self.ledger, last, keep)
+            if floor > last.floor:
+                last = self.write("release", last, floor=floor)  # stated first, and only then are files removed
+            prune(self.storage, self.ledger, last, Carried(self.ledger))
+            self.storage.delete(orphans(self.storage, self.ledger, last.number))
+            swept(self.storage, self.ledger, last.number)
+        except Corrupt as error:  # what is damaged may name any file: the log is merged, and old files stay
+            log.warning("%s: compact: files that nothing needs were not removed: %s", self.app, error)
+            stayed = "; files that nothing needs were not removed, for some that name others are damaged: see verify"
+        return f"{before} bytes before, {_size(self.storage, self.app)} after{stayed}"
 
     def _merged(self, works: list[Merge]) -> list[dict[str, list[manifests.Part]]]:
         return [merged(self.storage, work) for work in self._told(works)]
@@ -265,7 +295,7 @@ class Caretaker:
             target.put(file.path, pointer.read(self.storage, file))
         self.at("during")
         saved = Saved(1, msgspec.structs.replace(of, segments={}, outputs={}, manifest=None), manifest)
-        target.put(SAVEPOINT, msgspec.json.encode(saved))
+        checked.write(target, SAVEPOINT, saved)
         self.at("after")
         return text
 
@@ -288,25 +318,36 @@ class Caretaker:
         self.at("before")
         copying = self._told([*saved.manifest.files(), *others_of(was)])
 
-        def copied(file: Pointer) -> Pointer:
+        paths = Paths(self.app)
+
+        def copied(file: Pointer, path: Callable[[Attempt], str]) -> Pointer:
             next(copying)
-            path = f"{safe(self.app)}/{file.path.split('/', 1)[1].rsplit('/', 1)[0]}/{attempt}{new_id()}"
-            suffix = file.path.rsplit(".", 1)[-1]
-            return pointer.write(self.storage, f"{path}.{suffix}", pointer.read(source, file), file.rows)
+            data = pointer.read(source, file)
+            return pointer.write(self.storage, path(Attempt(attempt.batch, self.id, new_id())), data, file.rows)
 
         runs = {
             step: {
-                p: [[manifests.Part(copied(part.file), part.first) for part in run] for run in found]
+                p: [
+                    [manifests.Part(copied(part.file, partial(paths.state, step, p)), part.first) for part in run]
+                    for run in found
+                ]
                 for p, found in parts.items()
             }
             for step, parts in saved.manifest.runs.items()
         }
         positions = {
-            stream: held if held.base is None else msgspec.structs.replace(held, base=copied(held.base))
+            stream: held
+            if held.base is None
+            else msgspec.structs.replace(held, base=copied(held.base, partial(paths.position, stream)))
             for stream, held in was.positions.items()
         }
         spark = {
-            stream: msgspec.structs.replace(held, files={name: copied(file) for name, file in held.files.items()})
+            stream: msgspec.structs.replace(
+                held,
+                files={
+                    name: copied(file, partial(paths.spark, stream, file=name)) for name, file in held.files.items()
+                },
+            )
             for stream, held in was.spark.items()
         }
         for _ in copying:  # all is copied
@@ -352,9 +393,6 @@ class Caretaker:
         return self.ledger.append(first, None)
 
 
-SAVEPOINT = "savepoint.json"
-
-
 def others_of(record: Record) -> list[Pointer]:
     """What a record names that is neither state nor output: positions, and Spark's own."""
     based = [held.base for held in record.positions.values() if held.base is not None]
@@ -371,7 +409,8 @@ class Saved(msgspec.Struct):
 
 def saved_in(source: Storage) -> Saved:
     """The savepoint in a place."""
-    data = source.get(SAVEPOINT)
+    way_out = "Put the file back from a copy of the savepoint, or take another savepoint. Nothing was changed."
+    data = checked.read(source, SAVEPOINT, old=b'{"format":', help=way_out)
     if data is None:
         raise InvalidUse(f"restore: {source.url} holds no savepoint")
     try:
@@ -379,7 +418,7 @@ def saved_in(source: Storage) -> Saved:
         if found == 1:
             return msgspec.json.decode(data, type=Saved)
     except (msgspec.MsgspecError, AttributeError) as error:
-        raise Corrupt(f"{source.url}: {SAVEPOINT} is damaged: {error}. Take another savepoint.") from error
+        raise Corrupt(f"{source.url}: {SAVEPOINT} is damaged: {error}. {way_out}") from error
     raise Incompatible(f"{source.url}: a savepoint of format {found}, and this Millpond reads format 1: upgrade it")
 
 
@@ -402,6 +441,9 @@ def _size(storage: Storage, app: str) -> int:
 class Verdict:
     """What a look at every file of an app has found.
 
+    `kinds` says what was read: how many files of each kind. Rows on their way between two stages of a batch, and
+    files that no record names, are not among them.
+
     >>> import millpond as mp
     >>> app = mp.App("orders", state_dir="memory://")
     >>> app.verify().ok
@@ -413,6 +455,7 @@ class Verdict:
     bytes: int
     damaged: list[str]
     orphans: list[str]
+    kinds: dict[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -426,57 +469,88 @@ class Verdict:
 
 
 def verified(storage: Storage, app: str, clock: Clock) -> Verdict:
-    """Read every record that is kept and every file that one names, and compare their checksums."""
-    ledger = Ledger(storage, app, clock)
-    try:
-        newest = ledger.newest()
-    except MillpondError as error:
-        return Verdict(0, 0, 0, [str(error)], [])
-    if newest is None:
-        return Verdict(0, 0, 0, [], [])
-    damaged: list[str] = []
-    seen: dict[str, Pointer] = {}
-    records = 0
-    before: Record | None = None
-    for number in range(max(newest.born, ledger.floor()), newest.number + 1):
+    """Read every record that is kept and every file that one names, and compare their checksums.
+
+    The app may run meanwhile: if it removed files that were about to be read, they are looked for again.
+    """
+    while True:
+        found, floor, after = _Verification(storage, app, clock).run()
+        if found.ok or floor == after:
+            return found
+
+
+class _Verification:
+    """One pass over the files of an app."""
+
+    def __init__(self, storage: Storage, app: str, clock: Clock) -> None:
+        self.storage, self.ledger = storage, Ledger(storage, app, clock)
+        self.damaged: list[str] = []
+        self.kinds: Counter[str] = Counter()
+        self.seen: dict[str, Pointer] = {}
+
+    def run(self) -> tuple[Verdict, int, int]:
+        """What was found, and the floor before and after."""
+        newest = self._tried(self.ledger.newest)
+        floor = 0 if newest is None else self._floor(newest)
+        if newest is not None:
+            self._records(newest, max(newest.born, floor))
+        for file in self.seen.values():
+            self._count(file.path)
+            self._tried(partial(pointer.read, self.storage, file))
+        self._heartbeat()
+        left: list[str] = []
+        if newest is not None:
+            with suppress(MillpondError):  # it is among the damaged already
+                left = orphans(self.storage, self.ledger, newest.number + 1)
+        size = sum(file.bytes for file in self.seen.values())
+        kinds = dict(sorted(self.kinds.items()))
+        verdict = Verdict(self.kinds["record"], len(self.seen), size, self.damaged, left, kinds)
+        newest = self._tried(self.ledger.newest)
+        return verdict, floor, floor if newest is None else max(newest.floor, floor)
+
+    def _tried(self, read: Callable[[], T]) -> T | None:
         try:
-            record = ledger.read(number)
+            return read()
         except MillpondError as error:
-            damaged.append(str(error))
-            before = None
-            continue
-        if record is None:
-            damaged.append(f"{ledger.paths.record(number)} is missing")
-            before = None
-            continue
-        if before is not None and record.previous != before.checksum:
-            damaged.append(f"{ledger.paths.record(number)} does not follow the record before it")
-        before = record
-        records += 1
-        needed = number == newest.number or record.manifest == newest.manifest
-        for file in _whole(storage, record, damaged, needed):
-            seen[file.path] = file
-    for file in seen.values():
-        try:
-            pointer.read(storage, file)
-        except Corrupt as error:
-            damaged.append(str(error))
-    try:
-        left = orphans(storage, ledger, newest.number + 1)
-    except MillpondError:
-        left = []
-    return Verdict(records, len(seen), sum(file.bytes for file in seen.values()), damaged, left)
+            if str(error) not in self.damaged:
+                self.damaged.append(str(error))
+            return None
 
+    def _count(self, path: str) -> None:
+        kind = kind_of(path)
+        self.kinds["other" if kind is None else kind.name] += 1
 
-def _whole(storage: Storage, record: Record, damaged: list[str], needed: bool) -> Iterator[Pointer]:
-    for file in files_of(record):
-        if file == record.manifest:
-            if storage.get(file.path) is None:  # one that only records out of reach name may be gone
-                damaged += [f"{file.path} is missing"] if needed else []
+    def _floor(self, newest: Record) -> int:
+        path = self.ledger.paths.floor
+        if self.storage.get(path) is not None:
+            self._count(path)
+        floor = self._tried(partial(self.ledger.floor, newest))
+        return newest.floor if floor is None else floor
+
+    def _heartbeat(self) -> None:
+        path = self.ledger.paths.heartbeat
+        if self._tried(partial(checked.read, self.storage, path, old=b'{"driver":')) is not None:
+            self._count(path)
+
+    def _records(self, newest: Record, first: int) -> None:
+        before: Record | None = None
+        for number in range(first, newest.number + 1):
+            path = self.ledger.paths.record(number)
+            record = self._tried(lambda number=number: next(self.ledger.between(number - 1, number)))  # type: ignore[misc]
+            if record is None:
+                before = None
                 continue
-            try:
-                yield from manifests.read(storage, file).files()
-            except MillpondError as error:
-                damaged.append(str(error))
-                continue
-        yield file
+            self._count(path)
+            if before is not None and record.previous != before.checksum:
+                self.damaged.append(f"{path} does not follow the record before it")
+            before = record
+            self.seen.update({file.path: file for file in files_of(record) if file != record.manifest})
+            if record.manifest is not None and is_kept(self.ledger, record.manifest, first):
+                self._manifest(record.manifest)
+
+    def _manifest(self, file: Pointer) -> None:
+        if file.path not in self.seen:
+            self.seen[file.path] = file
+            found = self._tried(partial(manifests.read, self.storage, file))
+            if found is not None:
+                self.seen.update({part.path: part for part in found.files()})

@@ -16,7 +16,7 @@ from millpond.log import manifest as manifests
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
-from millpond.log.record import Record
+from millpond.log.reach import earlier_manifest
 from millpond.log.segment import Change, Origin
 from millpond.pipeline.graph import Program
 from millpond.replica import View, home
@@ -94,27 +94,13 @@ def _caught_up(
         except Corrupt:
             if context.manifest is None:
                 raise
-            earlier = _earlier(storage, context, below)
+            ledger = Ledger(storage, context.app, SystemClock())
+            earlier = earlier_manifest(ledger, context.manifest, context.born, context.epoch, below)
             if earlier is None:
                 raise
             below = earlier.number
             log.warning("%s: %s cannot be read; an earlier one is taken", context.app, context.manifest.path)
             context = replace(context, manifest=earlier.manifest)
-
-
-def _earlier(storage: Storage, context: Context, below: int) -> Record | None:
-    """The newest record, from `below` down, whose manifest is another than the context's, if the log since then is
-    there.
-    """
-    ledger = Ledger(storage, context.app, SystemClock())
-    for number in range(below, max(ledger.floor(), context.born, context.epoch) - 1, -1):  # not of another epoch
-        record = ledger.read(number)
-        if record is None:
-            return None
-        if record.manifest != context.manifest:
-            whole = record.manifest is not None or (ledger.floor() <= context.born and not context.epoch)
-            return record if whole else None
-    return None
 
 
 def _missing(storage: Storage, context: Context, partition: int, position: int) -> Iterator[Applied]:

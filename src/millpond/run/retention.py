@@ -1,7 +1,9 @@
 """Retention: which commits stay within reach, and the removal of files that nothing needs any more.
 
-A file is removed only if no record that is kept names it, by itself or through its manifest. The floor is
-raised before the first record goes, so that nobody who overslept takes its number again.
+A file is removed only if no record that is kept names it, by itself or through its manifest, and in two steps: first a
+record states the floor below which files may go, then they go. So a driver that has lost the app removes nothing
+that its successors need, however long it was paused in between: it could not have stated a floor since, and a
+rollback, whose own record follows, reads the floor from the record before it.
 """
 
 from __future__ import annotations
@@ -10,17 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from millpond.errors import Corrupt, InvalidUse, MillpondError
+from millpond.errors import Corrupt, InvalidUse
 from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
+from millpond.log.paths import FOLDERS
 from millpond.log.pointer import Pointer
+from millpond.log.reach import is_kept
 from millpond.log.record import Record
 from millpond.storage import Storage
 from millpond.timing import seconds
 
 JUMPS = 4  # a jump of the clock counts as this part of the duration that is kept
-
-KINDS = ("steps", "outputs", "positions", "spark", "manifests", "exchange")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ def files_of(record: Record) -> Iterator[Pointer]:
         for parts in named.values():
             for files in parts.values():
                 yield from files
+    yield from carried_files(record)
+
+
+def carried_files(record: Record) -> Iterator[Pointer]:
+    """The files that a record names and that may be of earlier batches: positions, Spark's, its manifest."""
     for position in record.positions.values():
         if position.base is not None:
             yield position.base
@@ -55,38 +62,77 @@ def files_of(record: Record) -> Iterator[Pointer]:
         yield record.manifest
 
 
-def pruned(storage: Storage, ledger: Ledger, newest: Record, keep: Keep) -> None:
-    """Remove what lies before everything that is to be kept."""
+class Carried:
+    """What the records of a ledger name beside their own segments: positions, Spark's checkpoint files, manifests.
+
+    Records never change, so each is read once, and only where these files change is it remembered.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._changes: list[tuple[int, frozenset[Pointer]]] = []  # from this record on, these files
+        self._upto = -1
+
+    def since(self, floor: int, newest: Record) -> set[Pointer]:
+        """The files that the records from the floor to the newest one name."""
+        for record in self._ledger.between(max(self._upto, floor - 1), newest.number):
+            self._read(record)
+        past = [number for number, _ in self._changes if number <= floor]
+        self._changes = [(number, files) for number, files in self._changes if number >= max(past, default=floor)]
+        return {file for _, files in self._changes for file in files}
+
+    def _read(self, record: Record) -> None:
+        files = frozenset(carried_files(record))
+        if not self._changes or self._changes[-1][1] != files:
+            self._changes.append((record.number, files))
+        self._upto = record.number
+
+
+def next_floor(ledger: Ledger, newest: Record, keep: Keep) -> int:
+    """The floor that the next record may state: all that is to be kept can be made from the records from there on."""
     oldest = _oldest_wanted(ledger, newest, keep)
     if oldest is None or oldest.manifest is None:
-        return
+        return newest.floor
     # Every record from `oldest` on is its manifest and the records after that.
-    base = manifests.read(storage, oldest.manifest).upto
-    first = base + 1
-    if first <= max(ledger.floor(), newest.born):
+    first = manifests.read(ledger.storage, oldest.manifest).upto + 1
+    return first if first > max(ledger.floor(newest), newest.born) else newest.floor
+
+
+def prune(storage: Storage, ledger: Ledger, newest: Record, carried: Carried) -> None:
+    """Remove what lies below the floor that the newest record, the caller's own, states."""
+    floor, paths = newest.floor, ledger.paths
+    numbers = ledger.numbers()
+    if not numbers or numbers[0] >= floor:
         return
-    ledger.raise_floor(first)
-    paths = ledger.paths
-    needed = {file.path for record in (oldest, newest) for file in files_of(record)}
-    for item in storage.list(f"{paths.root}/manifests"):
-        if (paths.batch(item.path) or 0) >= base:
-            needed |= {item.path, *_runs(storage, item.path)}
-    for kind in KINDS:
-        old = [item.path for item in storage.list(f"{paths.root}/{kind}") if (paths.batch(item.path) or 0) < first]
-        storage.delete([path for path in old if path not in needed])
-    records = [(paths.number(item.path), item.path) for item in storage.list(paths.ledger)]
-    storage.delete([path for number, path in records if number is not None and number < first])
+    ledger.raise_floor(floor)
+    files = (item.path for folder in FOLDERS for item in storage.list(f"{paths.root}/{folder}"))
+    old = [path for path in files if (batch := paths.batch(path)) is not None and batch < floor]
+    needed = _named(ledger, carried.since(max(floor, newest.born), newest), floor)
+    ledger.still_owned(newest)
+    storage.delete([path for path in old if path not in needed])
+    storage.delete([paths.record(number) for number in numbers if number < floor])  # last: the rest is found by them
+
+
+def _named(ledger: Ledger, files: set[Pointer], floor: int) -> set[str]:
+    """The paths of these files, and of what the manifests among them name, if they are within reach."""
+    found = {file.path for file in files}
+    for file in files:
+        if file.path.startswith(f"{ledger.paths.root}/manifests/") and is_kept(ledger, file, floor):
+            found |= {part.path for part in manifests.read(ledger.storage, file).files()}
+    return found
 
 
 def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
-    """The oldest record that is to stay within reach; what is not delivered stays, however old."""
-    first = max(newest.born, ledger.floor())
+    """The oldest record that is to stay within reach. What is not delivered stays, however old, and so do rolled-back
+    records until the program's sinks have made their deliveries void.
+    """
+    first = max(newest.born, ledger.floor(newest))
     number = max(first, newest.number - keep.batches + 1)
     for record in ledger.between(max(first - 1, min(newest.deliveries.values(), default=number)), number - 1):
         if any(newest.deliveries.get(sink, record.number) < record.number for sink in record.outputs):
             number = record.number
             break
-    wanted = ledger.read(number)
+    wanted = ledger.read(max(first, min([number, *_rolled_back(ledger, newest)])))
     if not keep.seconds or wanted is None:
         return wanted
     longest = keep.seconds / JUMPS
@@ -100,6 +146,18 @@ def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
         age += _passed(ledger, older, wanted, longest)
         wanted, step = older, min(2 * step, 50)
     return wanted
+
+
+def _rolled_back(ledger: Ledger, newest: Record) -> Iterator[int]:
+    """Where the ranges of records begin that were rolled back, and whose deliveries are not void in their targets yet.
+
+    Not those of a sink that is gone from the program: it may never come back.
+    """
+    for sink in newest.void_ranges.keys() & newest.deliveries.keys():
+        for begin, end in newest.void_ranges[sink]:
+            after = ledger.read(end + 1)
+            if after is not None and after.back is not None:
+                yield begin
 
 
 def _passed(ledger: Ledger, older: Record, newer: Record, longest: float) -> float:
@@ -118,36 +176,34 @@ def _passed(ledger: Ledger, older: Record, newer: Record, longest: float) -> flo
     return _passed(ledger, older, middle, longest) + _passed(ledger, middle, newer, longest)
 
 
-def _runs(storage: Storage, path: str) -> set[str]:
-    """The segments that a manifest names."""
-    data = storage.get(path)
-    try:
-        return set() if data is None else {file.path for file in manifests.unpack(data, path).files()}
-    except MillpondError as error:
-        raise Corrupt(f"{storage.url}: {error} Nothing was removed.") from error
-
-
 def orphans(storage: Storage, ledger: Ledger, before: int, driver: str = "") -> list[str]:
     """Files of batches before a record that nothing names: of attempts that failed. What `driver` wrote is left alone.
 
-    Records are read after the files are listed: what is named by then is no orphan.
+    Records are read after the files are listed: what is named by then is no orphan. `Corrupt` if a record or a
+    manifest that is to be there cannot be read, for nothing is known then of what it names.
     """
     paths = ledger.paths
-    listed = [item.path for kind in KINDS for item in storage.list(f"{paths.root}/{kind}")]
+    listed = [item.path for folder in FOLDERS for item in storage.list(f"{paths.root}/{folder}")]
     newest = ledger.newest()
     if newest is None:
         return []
-    named: set[str] = set()
-    for number in range(max(ledger.floor(), newest.born), newest.number + 1):
+    floor = ledger.floor(newest)
+    named: set[Pointer] = set()
+    numbers = [number for number in ledger.numbers() if newest.born <= number <= newest.number]
+    for number in sorted({*numbers, *range(max(floor, newest.born), newest.number + 1)}):
         record = ledger.read(number)
         if record is not None:
-            named |= {file.path for file in files_of(record)}
-    for path in [path for path in listed if path in named and path.startswith(f"{paths.root}/manifests/")]:
-        named |= _runs(storage, path)
+            named |= set(files_of(record))
+        elif number >= floor:
+            raise Corrupt(
+                f"{storage.url}: ledger record {paths.record(number)} is missing: expected all records from "
+                f"{floor} to {newest.number}. Put it back from a copy of the state directory. No file was removed."
+            )
+    needed = _named(ledger, named, floor)
     return [
         path
         for path in listed
-        if path not in named
+        if path not in needed
         and (batch := paths.batch(path)) is not None
         and batch < before
         and not (driver and f"-{driver}" in path)

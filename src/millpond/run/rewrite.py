@@ -25,6 +25,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, Part, Run, Runs
 from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer
+from millpond.log.reach import readable_manifest
 from millpond.log.record import Record
 from millpond.log.segment import STATE, Change, Origin
 from millpond.storage import Storage
@@ -145,9 +146,7 @@ class Rewriter:
     ) -> list[Reshape]:
         """What there is to do to have the state of one record in the place of that of the last."""
         names, count = names or {}, partitions or of.partitions
-        held = Manifest(manifests.FORMAT, of.app, of.born - 1, "")
-        if of.manifest is not None:
-            held = manifests.read(self.storage, of.manifest)
+        held = readable_manifest(self.ledger, of) or Manifest(manifests.FORMAT, of.app, of.born - 1, "")
         found: dict[int, dict[str, tuple[str, list[Run], list[Pointer]]]] = {}
         for step, parts in held.runs.items():
             for partition, runs in parts.items():

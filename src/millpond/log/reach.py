@@ -1,0 +1,82 @@
+"""Which records the state can still be made from, and from which manifest.
+
+The state at a record is the runs of its manifest and the segments of the records after that. Retention removes both,
+and a file can be damaged. Every reader that looks for another manifest than the newest looks here: an earlier one
+holds the same state only if no rewrite came between the two.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from millpond.errors import Corrupt
+from millpond.log import manifest as manifests
+from millpond.log.ledger import Ledger
+from millpond.log.manifest import Manifest
+from millpond.log.pointer import Pointer
+from millpond.log.record import Record
+
+log = logging.getLogger("millpond")
+
+
+def earlier_manifest(ledger: Ledger, manifest: Pointer, born: int, epoch: int, below: int) -> Record | None:
+    """The newest record, from `below` down, that has another manifest than this one, or none and the whole log.
+
+    None if there is no such record in this epoch: a manifest from before a rewrite holds other state.
+    """
+    floor = ledger.floor()
+    for number in range(below, max(floor, born, epoch) - 1, -1):
+        record = ledger.read(number)
+        if record is None:
+            return None
+        if record.manifest != manifest:
+            whole = record.manifest is not None or (floor <= born and not epoch)
+            return record if whole else None
+    return None
+
+
+def readable_manifest(ledger: Ledger, record: Record) -> Manifest | None:
+    """The newest manifest that is whole and holds the state up to a record of the same epoch; None where the state is
+    the whole log. A damaged one is logged, and `Corrupt` if there is no other.
+    """
+    found = record
+    while True:
+        if found.manifest is None:
+            return None
+        try:
+            return manifests.read(ledger.storage, found.manifest)
+        except Corrupt as error:
+            earlier = earlier_manifest(ledger, found.manifest, record.born, record.epoch, found.number)
+            if earlier is None:
+                raise
+            log.warning("%s: an earlier manifest and more of the log are used: %s", record.app, error)
+            found = earlier
+
+
+def is_kept(ledger: Ledger, manifest: Pointer, floor: int) -> bool:
+    """Whether retention keeps a manifest, by its name: the log since then must be there.
+
+    A compaction's manifest is called by the record that it stands for, a rewrite's by the one after that.
+    """
+    return (ledger.paths.batch(manifest.path) or 0) >= floor - 1
+
+
+def within_reach(ledger: Ledger, batch: int, newest: Record) -> Record | None:
+    """The record of a batch, if the state at it can be made from what is kept."""
+    floor = max(newest.born, ledger.floor(newest))
+    if not floor <= batch <= newest.number:
+        return None
+    record = next(ledger.between(batch - 1, batch))
+    if record.manifest is None:
+        return record if floor <= record.born else None
+    if not is_kept(ledger, record.manifest, floor):
+        return None
+    base = readable_manifest(ledger, record)
+    return record if (record.born - 1 if base is None else base.upto) >= floor - 1 else None
+
+
+def oldest_within_reach(ledger: Ledger, newest: Record) -> int:
+    """The oldest batch that is within reach. The records right above the floor may only be the log that it needs."""
+    floor = max(newest.born, ledger.floor(newest))
+    found = (number for number in range(floor, newest.number) if within_reach(ledger, number, newest) is not None)
+    return next(found, newest.number)
