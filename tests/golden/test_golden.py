@@ -56,7 +56,7 @@ def straight(golden: Path, folder: Path) -> tuple[Any, list[str]]:
 
 
 def test_there_is_a_state_directory_of_every_format() -> None:
-    assert [path.name for path in FORMATS] == ["format-1"]
+    assert [path.name for path in FORMATS] == ["format-1", "format-2"]
 
 
 def test_nothing_in_it_tells_of_the_machine_that_wrote_it(golden: Path) -> None:
