@@ -440,6 +440,30 @@ def test_a_class_within_a_class_has_its_whole_name_in_a_task_and_the_short_one_s
     assert Codec([Outer.Inner]).decode(short) == Outer.Inner(2)
 
 
+ARRIVED = """
+import msgspec
+from millpond.runtimes.pickling import unpack_program
+types = {cls.__name__: cls for cls in unpack_program(open("packed", "rb").read()).types}
+print(msgspec.json.decode(b'{"owner": "ann", "paid": [{"who": "ann", "kind": "card"}]}', type=types["Account"]))
+"""
+
+
+def test_a_class_arrives_whole_where_its_file_was_never_run(folder: Path) -> None:
+    """Its annotations are text that names other classes of the file."""
+    packs = (
+        "from millpond.runtimes.pickling import pack_program\n"
+        "def once():\n    open('packed', 'wb').write(pack_program(app.program()).data)\n"
+    )
+    file = folder / "pkg" / "app.py"
+    file.write_text(file.read_text().replace("if __name__", f"{packs}\nif __name__"))
+    started(folder, "python pkg/app.py")
+    file.unlink()
+    done = subprocess.run([sys.executable, "-c", ARRIVED], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.stdout == "Account(owner='ann', paid=[Paid(who='ann', amount=1, kind=<Kind.CARD: 'card'>)])\n", (
+        done.stderr
+    )
+
+
 def test_a_class_of_another_module_keeps_its_name() -> None:
     assert Codec().encode(mp.Split("a", 0, 1)).startswith(b'{"$type":"millpond.flow:Split"')
 

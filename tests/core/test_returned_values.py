@@ -56,6 +56,20 @@ def test_a_stateful_map_takes_nothing_but_a_tuple_of_two(what: str, initial: Any
         assert driver.state("step").get(0) is None
 
 
+@pytest.mark.parametrize("what", NO_PAIRS)
+def test_a_key_that_has_state_takes_nothing_but_a_tuple_of_two_either(what: str) -> None:
+    app = mp.App("pairs")
+    rows = app.stream("rows", mp.sources.rows([])).key_by(k=lambda n: 0)
+    rows.stateful_map("step", lambda k, n, s: (n, n) if n < 3 else NO_PAIRS[what], initial=0).to(
+        "out", mp.sinks.memory()
+    )
+    with TestDriver(app) as driver:
+        driver.send("rows", [1, 2])
+        with pytest.raises(StepFailed, match=r"expected \(output, state\), a tuple of two, ") as caught:
+            driver.send("rows", [2, 3])
+        assert (caught.value.row, driver.state("step").get(0), driver.output("out")) == (3, 2, [1, 2])
+
+
 def test_a_result_that_is_no_pair_becomes_a_dead_letter_where_that_is_said() -> None:
     with TestDriver(stepped({"a": 1, "b": 2}, 0, on_error="dead-letter")) as driver:
         driver.send("rows", [1])
