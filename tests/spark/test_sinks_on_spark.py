@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 def test_files_of_json_lines_hold_every_output_once(spark: SparkSession, folder: Path) -> None:
     an_app(folder, mp.sinks.files(folder / "out")).run(until="caught-up", spark=spark, max_rows=40)
     assert by_key(held(folder / "out"), "who", "total") == totals(ROWS)
-    batches = {file.name.split("-")[0] for file in (folder / "out").iterdir()}
+    batches = {file.name.split("-")[0] for file in (folder / "out").glob("*.jsonl")}
     assert len(batches) == 3 and all(len(batch) == 20 for batch in batches)
 
 
