@@ -15,7 +15,7 @@ from millpond.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
 from millpond.steps.entries import Entries
 from millpond.steps.state import cell_of
-from millpond.steps.ttl import Times
+from millpond.steps.ttl import TTL, Times
 from millpond.steps.values import is_absent
 from millpond.timing import Time, as_time, span, ticks, unit_of
 
@@ -40,6 +40,7 @@ class Deduplicate:
     def run(self, rows: Rows, side: int = 0) -> Rows:
         found, keys, cells, times = Outputs(rows), rows.keys, self._cells, rows.times
         assert keys is not None
+        ttl: TTL | None = self._step.options.get("ttl")
         values, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
 
         def once(i: int, k: int, row: Any) -> None:
@@ -51,7 +52,7 @@ class Deduplicate:
             if not is_absent(seen):
                 self._check_unit(seen, time)
                 return
-            cells.put(cell, time)
+            cells.write(cell, time, *(cells.now.fresh(ttl) if ttl is not None else ()))  # it is new: nothing to keep
             cells.keep()
             found.add(i, row)
 
