@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from millpond.clock import Clock, new_id
-from millpond.errors import InvalidUse
+from millpond.errors import Corrupt, InvalidUse
 from millpond.log.ledger import Ledger
 from millpond.log.record import FORMAT, Record
 from millpond.pipeline import graph as g
@@ -68,7 +68,12 @@ class Life(Upkeep):
         newest = None if dry_run else ledger.newest()
         if newest is not None:
             Targets(program, ledger).note(newest, newest.incarnation)
-            void_deliveries(program, ledger, self.name, newest.void_ranges)
+            try:
+                void_deliveries(program, ledger, self.name, newest.void_ranges)
+            except Corrupt:
+                if ledger.is_newest(newest):
+                    raise
+                # Else a driver has started since, which does this before it removes a record.
         stay = staying(program)
         return f"{', '.join(stay)} keep what they hold" if stay else "every sink goes back too"
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from millpond.clock import Clock, as_datetime
 from millpond.codec import Codec, decode_key, encode_key, partition_of
-from millpond.errors import InvalidUse
+from millpond.errors import Corrupt, InvalidUse, Unavailable
 from millpond.log import manifest as manifests
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
@@ -37,6 +37,12 @@ from millpond.storage import Storage
 
 T = TypeVar("T")
 Cells = list[tuple[bytes, bytes]]
+
+ATTEMPTS = 5  # at reading a record before a newer one has taken its place
+
+
+class _OutOfReach(Exception):
+    """The files of a record were removed while it was being read; there are newer ones."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,10 @@ class StateView:
     def _read(self, record: Record, partition: int, use: Callable[[View], T]) -> T:
         try:
             return caught_up(self._storage, self._context(record), partition, use)
+        except Corrupt as error:
+            if self._batch is not None or self._ledger.is_newest(record):
+                raise
+            raise _OutOfReach(record.number) from error
         finally:
             if self._own_home is not None:  # its folder goes with this view: leave no store open in it
                 close_below(self._own_home.name)
@@ -178,16 +188,21 @@ class StateView:
         0
         """
         encoded = encode_key(key)
-        record = self._record()
-        if record is None:
-            return default
-        kind = self._kind(record)
+        for _ in range(ATTEMPTS):
+            record = self._record()
+            if record is None:
+                return default
+            kind = self._kind(record)
 
-        def use(view: View) -> Cells:
-            return sorted((cell, value) for _, cell, value in self._living(view, kind, record, encoded))
+            def use(view: View, kind: str = kind, record: Record = record) -> Cells:
+                return sorted((cell, value) for _, cell, value in self._living(view, kind, record, encoded))
 
-        cells = self._read(record, partition_of(encoded, record.partitions), use)
-        return self._value(kind, key, cells, record) if cells else default
+            try:
+                cells = self._read(record, partition_of(encoded, record.partitions), use)
+            except _OutOfReach:
+                continue
+            return self._value(kind, key, cells, record) if cells else default
+        raise self._overtaken()
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Every key and its value, partition by partition.
@@ -196,15 +211,34 @@ class StateView:
         >>> list(mp.App("orders", state_dir="memory://").state("total").items())
         []
         """
-        record = self._record()
-        if record is None:
-            return
+        for _ in range(ATTEMPTS):
+            record = self._record()
+            if record is None:
+                return
+            has_begun = False
+            try:
+                for pair in self._items(record):
+                    has_begun = True
+                    yield pair
+                return
+            except _OutOfReach as error:
+                if has_begun:  # what was given so far is of a record that is gone
+                    raise self._overtaken() from error
+        raise self._overtaken()
+
+    def _items(self, record: Record) -> Iterator[tuple[Any, Any]]:
         kind = self._kind(record)
         for partition in range(record.partitions):
             found = self._read(record, partition, lambda view: list(self._living(view, kind, record)))
             for key, cells in groupby(found, key=lambda cell: cell[0]):
                 known = decode_key(key)
                 yield known, self._value(kind, known, sorted((cell, value) for _, cell, value in cells), record)
+
+    def _overtaken(self) -> Unavailable:
+        return Unavailable(
+            f"app {self._app!r}, step {self._name!r}: the app has removed the files of the record that was being read, "
+            "because it has written many since. Read again, or let App(keep=) say that more records stay."
+        )
 
     def history(self, key: Any) -> Iterator[Moment]:
         """Every value that a key has had, batch by batch, oldest first; deletions too.

@@ -58,6 +58,11 @@ class Ledger:
             return self.newest() if near else None
         return self.read(found)
 
+    def is_newest(self, record: Record) -> bool:
+        """Whether no other record has been written since."""
+        found = self.newest(near=record.number)
+        return found is not None and found.checksum == record.checksum
+
     def between(self, after: int, to: int) -> Iterator[Record]:
         """The records after one and up to another, both known to exist, in order."""
         for number in range(after + 1, to + 1):

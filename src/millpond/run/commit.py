@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Literal
 
 from millpond.clock import Clock
-from millpond.errors import Corrupt, InvalidUse, Unavailable
+from millpond.errors import InvalidUse, Unavailable
 from millpond.flow import Limit
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
@@ -89,8 +89,9 @@ class Driver:
         self.program, self.runtime, self.storage, self.clock, self.home = program, runtime, storage, clock, home
         self._at: Hook = hook or (lambda step, when: None)
         self.owner = Owner(program, storage, clock, partitions, runtime.slots, accept=accept, take_back=take_back)
-        self._adapt(partitions, progress)
-        self.positions = positions_of(storage, self.last)
+        with self.owner.guarded():
+            self._adapt(partitions, progress)
+            self.positions = positions_of(storage, self.last)
         self._most = self._limit = Limit(1 << 60, 1 << 60)  # what a batch may read, and what the last one was allowed
         self._unlimited: set[str] = set()  # streams whose sources plan more rows than they are asked for
         self._quiet, self._bounded = Quiet(2 * every), bounded
@@ -118,13 +119,14 @@ class Driver:
             stop=stop,
         )
         try:
-            for sink, record in self.owner.targets.lost:
-                self.courier.deliver_to(sink, record)
-            self.owner.targets.restored()
-            for record in self.owner.open_deliveries():
-                self.courier.send(record)
-            self.courier.wait()
-            self.compactor.begin(self.last)
+            with self.owner.guarded():
+                for sink, record in self.owner.targets.lost:
+                    self.courier.deliver_to(sink, record)
+                self.owner.targets.restored()
+                for record in self.owner.open_deliveries():
+                    self.courier.send(record)
+                self.courier.wait()
+                self.compactor.begin(self.last)
         except BaseException:
             self.close()
             raise
@@ -156,6 +158,10 @@ class Driver:
 
     def batch(self, limit: Limit, *, final: bool = False) -> bool:
         """Run one batch; whether there was anything to do. `final` says that the input has ended: all closes."""
+        with self.owner.guarded():
+            return self._batch(limit, final)
+
+    def _batch(self, limit: Limit, final: bool) -> bool:
         self._most, self._limit = limit, self._next_limit(limit)
         plan = self._plan(self._limit, final)
         if plan is None:
@@ -164,7 +170,7 @@ class Driver:
         self._first.read(sum(computed.rows.values()), self._limit)
         self._ahead.note(computed.fills(self._limit))
         if computed.empty and not plan.offers:  # an offer is taken even if there is no row in it
-            return self.batch(limit, final=final) if self._first.over(plan.only, self.runtime, plan.asked) else False
+            return self._batch(limit, final) if self._first.over(plan.only, self.runtime, plan.asked) else False
         record = self._commit(plan, computed)
         self._deliver(record)
         self._acknowledge(plan)
@@ -230,9 +236,6 @@ class Driver:
                     raise Unavailable(f"app {self.program.app!r}: a batch failed {attempt} times: {error}") from error
             except TooSoon:
                 continue
-            except Corrupt:
-                self.owner.check()  # or is it that another app has begun in its place?
-                raise
             except TooManyRows as error:
                 self._plan_fewer_rows(plan, error, attempt)
                 continue

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import msgspec
 
 from millpond.clock import Clock, new_id
-from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
+from millpond.errors import Corrupt, Fenced, Incompatible, InvalidUse, MillpondError
 from millpond.log import checked, pointer, segment
 from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
@@ -33,8 +33,27 @@ from millpond.storage import Storage
 log = logging.getLogger("millpond")
 
 T = TypeVar("T")
+P = ParamSpec("P")
 At = Callable[[When | Literal["claimed", "committed"]], None]
 Progress = Callable[[int, int], None]  # how much is done, of how much: partitions or files
+
+
+def guarded(action: Callable[Concatenate[Caretaker, P], T]) -> Callable[Concatenate[Caretaker, P], T]:
+    """`Fenced` instead of `Corrupt`, if there is a newer record: its driver may have removed what is missing."""
+
+    @wraps(action)
+    def call(self: Caretaker, /, *args: P.args, **how: P.kwargs) -> T:
+        try:
+            return action(self, *args, **how)
+        except Corrupt as error:
+            if self.last is None or self.ledger.is_newest(self.last):
+                raise
+            raise Fenced(
+                f"app {self.app!r} in {self.storage.url}: another driver has gone on with it meanwhile. Call this "
+                "again; nothing is lost."
+            ) from error
+
+    return call
 
 
 @dataclass
@@ -51,6 +70,7 @@ class Caretaker:
     def __post_init__(self) -> None:
         self.id = new_id()
         self.ledger = Ledger(self.storage, self.app, self.clock)
+        self.last: Record | None = None  # the newest record that was read or written
 
     def newest(self, what: str) -> Record:
         """The newest record of an app that is there and does not run."""
@@ -58,14 +78,16 @@ class Caretaker:
         last = self.ledger.newest()
         if last is None:
             raise InvalidUse(f"{what}: {self.storage.url} holds no app {self.app!r}: check state_dir and the name")
+        self.last = last
         return last
 
     def claim(self, what: str) -> Record:
         return self.write("claim", self.newest(what))
 
     def write(self, kind: Kind, last: Record, **own: Any) -> Record:
-        now = self.clock.now()
-        return self.ledger.append(last.followed_by(kind, driver=self.id, attempt=new_id(), time=now, **own), last)
+        record = last.followed_by(kind, driver=self.id, attempt=new_id(), time=self.clock.now(), **own)
+        self.last = self.ledger.append(record, last)
+        return self.last
 
     @property
     def rewriter(self) -> Rewriter:
@@ -83,6 +105,7 @@ class Caretaker:
 
     # --- actions ---
 
+    @guarded
     def rescale(self, partitions: int, *, dry_run: bool = False) -> str:
         """Move all state to another count of partitions."""
         if type(partitions) is not int or not 1 <= partitions <= 10_000:
@@ -99,6 +122,7 @@ class Caretaker:
         self.write("release", self.write("rewrite", last, **own))
         return text
 
+    @guarded
     def drop(self, step: str, *, dry_run: bool = False) -> str:
         """Forget the state of a step that is no longer in the program."""
         last = self.newest("drop_step")
@@ -119,6 +143,7 @@ class Caretaker:
         self.write("release", self.write("rewrite", last, **fields(manifest, last, f"drop {step}", **kept)))
         return text
 
+    @guarded
     def rollback(self, batch: int, *, dry_run: bool = False) -> str:
         """Go back to an earlier batch: state, positions and event time as they were when it had been committed."""
         last = self.newest("rollback")
@@ -141,7 +166,7 @@ class Caretaker:
         text = f"from batch {last.number} back to batch {of.number}; the records between are kept aside"
         if dry_run:
             return text
-        last = self.claim("rollback")
+        last = self.write("claim", last)  # `Fenced` if anyone, another rollback perhaps, has come in between
         of = self._reachable(batch, last)  # until the claim another driver could raise the floor
         works = self.rewriter.works(of, last)
         manifest = self.rewriter.done(works, last)
@@ -231,6 +256,7 @@ class Caretaker:
     def _open(self, sink: str, upto: int, of: Record) -> bool:
         return any(sink in record.outputs for record in self.ledger.between(max(upto, of.born - 1), of.number))
 
+    @guarded
     def compact(self, keep: Keep | None, *, dry_run: bool = False) -> str:
         """Merge all of the log into runs, and remove what nothing needs any more: of attempts that failed, and, if
         it is said how much of the past to keep, of what lies before.
@@ -270,11 +296,13 @@ class Caretaker:
 
     # --- savepoints ---
 
+    @guarded
     def savepoint(self, target: Storage, batch: int | None = None, *, dry_run: bool = False) -> str:
         """Write a copy of the state at a batch that needs nothing else; the app may run on meanwhile."""
         last = self.ledger.newest()
         if last is None:
             raise InvalidUse(f"savepoint: {self.storage.url} holds no app {self.app!r}: check state_dir and the name")
+        self.last = last
         of = last if batch is None else self._reachable(batch, last)
         if target.get(SAVEPOINT) is not None:
             raise InvalidUse(f"savepoint: {target.url} holds a savepoint already; choose another place")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from millpond.clock import Clock, new_id
-from millpond.errors import Fenced, Incompatible
+from millpond.errors import Corrupt, Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
 from millpond.log.record import FORMAT, Kind, Record
 from millpond.pipeline.graph import Program
@@ -44,9 +45,10 @@ class Owner:
         check_writable(storage, program.app)
         self.targets = Targets(program, self.ledger, accept, take_back)
         self.last = self._claim(partitions, by_default)
-        # Registered first: a copy of the ledger from before a rollback then finds its target ahead, not only emptied.
-        self.targets.begin(self.last, self.check)
-        void_deliveries(program, self.ledger, program.app, self.last.void_ranges)
+        with self.guarded():
+            # Registered first: a copy of the ledger from before a rollback then finds its target ahead, not only empty.
+            self.targets.begin(self.last, self.check)
+            void_deliveries(program, self.ledger, program.app, self.last.void_ranges)
         self._recent = [self.last]
 
     def _claim(self, partitions: int | None, by_default: int) -> Record:
@@ -55,9 +57,14 @@ class Owner:
             if last is None:
                 record = self._first(partitions or by_default)
             else:
-                self._fits(last, partitions)
-                self.targets.check(last)
-                deliveries = self._deliveries(last)
+                try:
+                    self._fits(last, partitions)
+                    self.targets.check(last)
+                    deliveries = self._deliveries(last)
+                except Corrupt:
+                    if self.ledger.is_newest(last):
+                        raise
+                    continue  # what is missing was removed by the driver that has written the newer record
                 record = last.followed_by("claim", **self._signed(), deliveries=deliveries)
             try:
                 return self.ledger.append(record, last)
@@ -160,6 +167,15 @@ class Owner:
         """Make sure, right before a delivery, that it is this driver's to make, and tell the target."""
         self.check_ownership()
         self.targets.announce(sink, record)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """`Fenced` instead of `Corrupt`, if another driver owns the app by now: it may have removed what is missing."""
+        try:
+            yield
+        except Corrupt:
+            self.check()
+            raise
 
     def check(self) -> None:
         """`Fenced` if another driver owns the app by now."""
