@@ -229,6 +229,9 @@ def test_verify_finds_that_all_is_whole(millpond: Millpond) -> None:
     assert "all is whole, 0 orphans" in result.stderr
     found = json.loads(millpond("verify", "--format", "json").stdout)
     assert found["ok"] and found["records"] == newest().number + 1 and found["damaged"] == []
+    assert found["kinds"]["record"] == found["records"] and found["kinds"]["state segment"] > 0
+    for kind, count in found["kinds"].items():
+        assert f"checked: {kind}: {count:,}" in result.stderr
 
 
 def test_verify_lists_what_is_damaged_and_what_is_nobodys(millpond: Millpond) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_shop import driver_of, feed, fold, run, shop, totals
+from small_shop import driver_of, feed, flip, fold, run, shop, totals
 
 import millpond as mp
-from millpond.clock import SystemClock
+from millpond.clock import ManualClock, SystemClock
 from millpond.flow import Limit
 from millpond.log.ledger import Ledger
 from millpond.run import batch as batches
+from millpond.run.commit import Driver
+from millpond.run.maintenance import Caretaker
+from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Item, open_storage
 from millpond.storage.local import LocalStorage
 
@@ -153,6 +158,107 @@ def test_a_driver_that_sleeps_between_listing_and_deleting_removes_nothing_after
     whole(app, FILES)
 
 
+def test_a_rollback_paused_anywhere_is_refused_or_leaves_a_whole_app(tmp_path: Path) -> None:
+    feed(tmp_path, *range(FILES))
+    app = shop(tmp_path, compact_every=4, keep=4)
+    run(app, batches=10)
+    target = oldest_target(app, compacted=True)
+    assert target is not None
+
+    def scene(place: Path, park: int) -> tuple[int, str]:
+        """A rollback is paused before a call; a driver reads on and removes what it need not keep."""
+        shutil.copytree(tmp_path / "state", place / "state")
+        shutil.copytree(tmp_path / "in", place / "in")
+        mine, storage = shop(place, compact_every=4, keep=4), Parking(str(place / "state"))
+
+        def go_on() -> None:
+            storage.left = -1
+            run(mine, batches=11)
+
+        storage.left, storage.meanwhile = park, go_on
+        came = "done"
+        try:
+            Caretaker(storage, "shop", SystemClock()).rollback(target)
+        except (mp.errors.InvalidUse, mp.errors.Fenced) as error:
+            came = type(error).__name__
+        except mp.errors.Corrupt as error:  # a record or file went while it was being read
+            assert "is missing" in str(error)
+            came = "Corrupt"
+        whole(mine, FILES)
+        shutil.rmtree(place)
+        return storage.calls, came
+
+    calls, came = scene(tmp_path / "straight", -1)
+    assert came == "done"
+    step = max(1, calls // 14)
+    found = [scene(tmp_path / f"at-{park}", park)[1] for park in range(1, calls, step)]
+    assert {"InvalidUse", "Fenced"} <= {*found}
+
+
+class Slow(LocalRuntime):
+    """A runtime whose compactions take until they are let go."""
+
+    def __init__(self, storage: Any, clock: Any) -> None:
+        super().__init__(storage, clock)
+        self.free = threading.Event()
+
+    def each(self, task: Any, works: Any) -> Any:
+        assert self.free.wait(30)
+        return super().each(task, works)
+
+
+def test_a_batch_above_the_floor_whose_manifest_is_older_is_refused_in_words(tmp_path: Path) -> None:
+    """A compaction that takes several batches: records above the floor carry the manifest from before it."""
+    feed(tmp_path, *range(FILES))
+    app, clock = shop(tmp_path, compact_every=3, keep=2), ManualClock()
+    storage = open_storage(app.state_dir)
+    runtime = Slow(storage, clock)
+    driver = Driver(
+        app.program(),
+        runtime,
+        storage,
+        clock,
+        partitions=2,
+        home=app.local_dir,
+        keep=app.keep,
+        compact_every=app.compact_every,
+    )
+    for number in range(22):
+        driver.batch(Limit(10, 1 << 20))
+        if number % 6 == 5:
+            runtime.free.set()
+            driver.compactor.wait()
+            runtime.free.clear()
+    runtime.free.set()
+    driver.release()
+    driver.close()
+    ledger = Ledger(storage, "shop", SystemClock())
+    floor, newest = ledger.floor(), driver.last.number
+    assert floor > 0 and app.verify().damaged == []
+    came = {}
+    for batch in range(floor, newest + 1):
+        place = tmp_path / f"copy-{batch}"
+        shutil.copytree(tmp_path / "state", place / "state")
+        shutil.copytree(tmp_path / "in", place / "in")
+        mine = shop(place, compact_every=3, keep=2)
+        acts: dict[str, Callable[[], Any]] = {
+            "at": mine.state("total").at(batch).to_arrow,
+            "savepoint": partial(mine.savepoint, place / "saved", batch=batch),
+            "rollback": partial(mine.rollback, batch),
+        }
+        for name, act in acts.items():
+            try:
+                act()
+                came[batch, name] = "done"
+            except mp.errors.InvalidUse as error:
+                assert "within reach" in str(error)
+                came[batch, name] = "refused"
+        whole(mine, FILES)
+    assert {"done", "refused"} == set(came.values())
+    for batch in range(floor, newest + 1):
+        assert len({came[batch, name] for name in acts}) == 1, batch
+
+
 def test_every_rollback_is_refused_in_words_or_leaves_a_whole_app(tmp_path: Path) -> None:
     feed(tmp_path, *range(FILES))
     app = shop(tmp_path, compact_every=4, keep=4)
@@ -178,7 +284,10 @@ def test_every_rollback_is_refused_in_words_or_leaves_a_whole_app(tmp_path: Path
     assert len(done) >= 4 and done == list(range(refused[-1] + 1, newest + 1))
 
 
-def test_a_rollback_to_what_is_damaged_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["missing", "flipped"])
+def test_a_rollback_to_what_is_damaged_commits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     monkeypatch.setattr(batches, "MOST_ENTRIES", 3)
     feed(tmp_path, *range(12))
     app = shop(tmp_path)
@@ -186,7 +295,7 @@ def test_a_rollback_to_what_is_damaged_commits_nothing(tmp_path: Path, monkeypat
     before = totals(app)
     file = sorted((tmp_path / "state/shop/positions/rows").iterdir())[0]
     batch = int(file.name[:20])
-    file.unlink()
+    file.unlink() if how == "missing" else flip(file, 5)
     with pytest.raises(mp.errors.Corrupt, match=file.name):
         app.rollback(batch)
     assert totals(app) == before
