@@ -13,13 +13,14 @@ PYTEST := set -o pipefail && $(BIN)/python -m pytest --color=$$(test -t 2 && ech
 WITH_JAVA := export JAVA_HOME && JAVA_HOME="$$(scripts/java)" &&
 SPARK_MODULES = $(wildcard src/millpond/runtimes/spark src/millpond/runtimes/spark.py)
 
-# How long `make kill` and `make soak` go on; inside `make test` both run in their short form. SEED=… repeats a soak;
-# without a seed, as in `make test`, it is a fixed list of them.
+# How long `make kill`, `make soak`, `make model` and `make chaos` go on; inside `make test` they run in their short form.
+# SEED=… repeats a soak, the random schedules of the model, or a chaos; without a seed, as in `make test`, it is a fixed
+# list of them.
 ROUNDS ?= 100
 MINUTES ?= 30
 SEED ?= random
 
-.PHONY: demo test lint types unit spark kill soak bench bench-windows bench-life format lock clean
+.PHONY: demo test lint types unit spark kill soak model chaos chaos-spark bench bench-windows bench-life format lock clean
 
 demo: .venv/run.stamp
 	@$(WITH_JAVA) $(BIN)/millpond demo
@@ -29,9 +30,10 @@ test:
 	@$(MAKE) --no-print-directory types
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory spark
+	@$(MAKE) --no-print-directory chaos ROUNDS=0 SEED=
 	@$(MAKE) --no-print-directory soak MINUTES=5 SEED=
 	@echo
-	@for group in unit spark soak; do printf '%-6s' $$group; grep -E ' in [0-9.]+s' .venv/$$group.log | tail -n 1; done
+	@for group in unit spark chaos soak; do printf '%-6s' $$group; grep -E ' in [0-9.]+s' .venv/$$group.log | tail -n 1; done
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
@@ -44,7 +46,7 @@ types: .venv/dev.stamp
 
 # everything that needs no JVM: seconds
 unit: .venv/dev.stamp
-	@$(PYTEST) tests src/millpond --ignore=tests/spark --ignore=tests/soak $(SPARK_MODULES:%=--ignore=%) | tee .venv/unit.log
+	@$(PYTEST) tests src/millpond --ignore=tests/spark --ignore=tests/soak --ignore=tests/chaos $(SPARK_MODULES:%=--ignore=%) | tee .venv/unit.log
 
 spark: .venv/dev.stamp
 	@$(WITH_JAVA) $(PYTEST) tests/spark $(SPARK_MODULES) | tee .venv/spark.log
@@ -56,6 +58,17 @@ kill: .venv/dev.stamp
 # random actions under load, for MINUTES
 soak: .venv/dev.stamp
 	@export MILLPOND_SOAK_SECONDS=$$(($(MINUTES) * 60)) MILLPOND_SOAK_SEED=$(SEED) && $(PYTEST) tests/soak -s --timeout=0 | tee .venv/soak.log
+
+# every schedule of the protocol's actors with one turn, random ones, and those with two turns: MINUTES for each scenario
+model: .venv/dev.stamp
+	@export MILLPOND_MODEL_SECONDS=$$(($(MINUTES) * 60)) MILLPOND_MODEL_SEED=$(SEED) && $(PYTEST) tests/protocol -s --timeout=0
+
+# drivers, admins and readers in processes of their own under random signals, ROUNDS times; 0 is the short form
+chaos: .venv/dev.stamp
+	@export MILLPOND_CHAOS_ROUNDS=$(ROUNDS) MILLPOND_CHAOS_SEED=$(SEED) && $(PYTEST) tests/chaos -k "not spark" -s --timeout=0 | tee .venv/chaos.log
+
+chaos-spark: .venv/dev.stamp
+	@$(WITH_JAVA) export MILLPOND_CHAOS_SPARK_ROUNDS=$(ROUNDS) MILLPOND_CHAOS_SEED=$(SEED) && $(PYTEST) tests/chaos -k spark -s --timeout=0
 
 bench: .venv/dev.stamp
 	@$(WITH_JAVA) $(BIN)/python bench
