@@ -18,7 +18,7 @@ from millpond.flow import Limit
 from millpond.log.ledger import Ledger
 from millpond.run import batch as batches
 from millpond.run.commit import Driver
-from millpond.run.maintenance import Caretaker
+from millpond.run.maintenance import Caretaker, verified
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Item, open_storage
 from millpond.storage.local import LocalStorage
@@ -323,6 +323,34 @@ def test_rolled_back_records_stay_until_the_sinks_have_gone_back(tmp_path: Path,
 
 def delivered(folder: Path) -> list[str]:
     return sorted(line for file in (folder / "out-shop").glob("*.jsonl") for line in file.read_text().splitlines())
+
+
+def test_verify_beside_retention_finds_no_damage_but_real_damage(tmp_path: Path) -> None:
+    feed(tmp_path, *range(FILES))
+    run(shop(tmp_path, compact_every=3, keep=3), batches=10)
+
+    def scene(place: Path, park: int, *, damage: bool = False) -> tuple[int, list[str]]:
+        """`verify` is paused before a call, and a driver reads on and removes what it need not keep."""
+        shutil.copytree(tmp_path / "state", place / "state")
+        shutil.copytree(tmp_path / "in", place / "in")
+        mine, storage = shop(place, compact_every=3, keep=3), Parking(str(place / "state"))
+
+        def go_on() -> None:
+            storage.left = -1
+            run(mine, batches=10)
+
+        storage.left, storage.meanwhile = park, go_on
+        if damage:
+            flip(max((place / "state/shop/manifests").iterdir()), 9)
+        found = verified(storage, "shop", SystemClock())
+        shutil.rmtree(place)
+        return storage.calls, found.damaged
+
+    calls, damaged = scene(tmp_path / "straight", -1)
+    assert damaged == []
+    for park in range(1, calls, max(1, calls // 10)):
+        assert scene(tmp_path / f"at-{park}", park)[1] == [], park
+    assert len(scene(tmp_path / "damaged", -1, damage=True)[1]) == 1
 
 
 # --- what every kept record names ---
