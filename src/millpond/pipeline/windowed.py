@@ -120,6 +120,7 @@ class WindowedStream(Generic[K, R]):
             clock=self._options["clock"],
             windows=type(window).__name__.lower(),
             size=_ticks(window.size) if isinstance(window, Sliding) else None,
+            early=bool(self._options["trigger"].causes),
             keys=list(names),
             aggregations={name: a.kind for name, a in aggregations.items()},
         )
