@@ -101,6 +101,14 @@ def test_of_another_machine_only_the_time_is_known(place: Path) -> None:
     assert not running(place)
 
 
+def test_a_heartbeat_from_a_clock_that_was_ahead_counts_for_nothing(place: Path) -> None:
+    write(place, machine="another boot", time=time.time() + FRESH / 2)
+    assert running(place)
+    write(place, machine="another boot", time=time.time() + 86_400)
+    assert not running(place)
+    assert an_app(place).rescale(2).startswith("1 to 2")
+
+
 def test_a_heartbeat_without_a_checksum_still_counts(place: Path) -> None:
     """As an earlier version wrote it, which may run beside this one."""
     old = {"driver": "d", "host": "h", "pid": 1, "time": time.time(), "number": 3}

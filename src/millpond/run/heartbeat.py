@@ -25,7 +25,7 @@ from millpond.replica.home import boot
 from millpond.run.owner import Owner
 from millpond.storage import Storage
 
-FRESH = 30.0  # seconds after which a heartbeat counts for nothing
+FRESH = 30.0  # seconds, either way, from which on a heartbeat counts for nothing
 BEAT = 5.0
 _OLD = b'{"driver"'  # how the file began before it had a checksum
 
@@ -94,9 +94,9 @@ class Beating:
 
 
 def seems_running(storage: Storage, app: str, clock: Clock) -> Beat | None:
-    """Who seems to be running the app; None if the last heartbeat is old, or its process is known to be gone."""
+    """Who seems to be running the app; None if the last heartbeat is not fresh, or its process is known to be gone."""
     beat = _read(storage, Paths(app).heartbeat)
-    if beat is None or clock.now() - beat.time >= FRESH:
+    if beat is None or abs(clock.now() - beat.time) >= FRESH:  # far in the future: the clock was wrong, and is not now
         return None
     if beat.started and beat.machine == _machine() and _started(beat.pid) != beat.started:
         return None
