@@ -13,6 +13,7 @@ from millpond.clock import Clock, as_datetime
 from millpond.codec import Codec, decode_key
 from millpond.errors import InvalidUse
 from millpond.log.ledger import Ledger
+from millpond.log.reach import read_beside_retention
 from millpond.run.maintenance import Caretaker, Progress, Verdict, verified
 from millpond.run.retention import Keep, keeping
 from millpond.steps.migration import MARK
@@ -171,8 +172,11 @@ class Upkeep(ABC):
         >>> list(mp.App("orders", state_dir="memory://").changes("total"))
         []
         """
-        storage, codec = self._kept, Codec((), unknown="plain")
-        ledger = Ledger(storage, self.name, self._clock)
+        ledger = Ledger(self._kept, self.name, self._clock)
+        return read_beside_retention(ledger, lambda: self._changes(ledger, step, after), f"changes of {step!r}")
+
+    def _changes(self, ledger: Ledger, step: str, after: int) -> Iterator[StateChange]:
+        codec = Codec((), unknown="plain")
         newest = ledger.newest()
         if newest is None:
             return

@@ -19,7 +19,7 @@ from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
 from millpond.log.paths import FOLDERS, Paths
-from millpond.log.reach import within_reach
+from millpond.log.reach import ATTEMPTS, read_beside_retention, within_reach
 from millpond.log.record import Record
 from millpond.replica import View, home
 from millpond.replica.local import close_below, forget
@@ -37,8 +37,6 @@ from millpond.storage import Storage
 
 T = TypeVar("T")
 Cells = list[tuple[bytes, bytes]]
-
-ATTEMPTS = 5  # at reading a record before a newer one has taken its place
 
 
 class _OutOfReach(Exception):
@@ -160,7 +158,10 @@ class StateView:
         try:
             return caught_up(self._storage, self._context(record), partition, use)
         except Corrupt as error:
-            if self._batch is not None or self._ledger.is_newest(record):
+            if self._batch is not None:
+                self._record()  # which says so if the batch is no longer within reach
+                raise
+            if self._ledger.is_newest(record):
                 raise
             raise _OutOfReach(record.number) from error
         finally:
@@ -249,6 +250,10 @@ class StateView:
         >>> list(mp.App("orders", state_dir="memory://").state("total").history("ann"))
         []
         """
+        what = f"history of {key!r} in step {self._name!r}"
+        return read_beside_retention(self._ledger, lambda: self._history(key), what)
+
+    def _history(self, key: Any) -> Iterator[Moment]:
         encoded = encode_key(key)
         newest = self._record()
         if newest is None:

@@ -11,7 +11,9 @@ import pytest
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.flow import Limit
+from millpond.log.ledger import Ledger
 from millpond.run.commit import Driver
+from millpond.run.maintenance import saved_in
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Item, Storage, open_storage
 from millpond.testing.faults import FaultyStorage
@@ -132,6 +134,64 @@ def test_a_reader_that_was_overtaken_reads_the_newest_state(bench: Bench) -> Non
     assert app.state("counts").get("a") == {"n": 10}
 
 
+@pytest.mark.parametrize("part", ["/manifests/", "/steps/"])
+def test_a_savepoint_that_was_overtaken_starts_over(bench: Bench, part: str) -> None:
+    bench.run(4)
+    bench.app(bench.read("get", part)).savepoint(bench.folder / "saved")
+    again = mp.App("again", str(bench.folder / "again"), 1, local_dir=str(bench.folder / "local"))
+    again.restore(bench.folder / "saved")
+    assert sum(value["n"] for _, value in again.state("counts").items()) == 12
+    named = saved_in(open_storage(str(bench.folder / "saved"))).manifest.files()
+    files = [file for file in (bench.folder / "saved").rglob("*.parquet") if "steps" in file.parts]
+    assert len(files) == len({file.path for file in named})  # of the first attempt nothing is left
+
+
+def test_a_savepoint_of_a_batch_that_went_out_of_reach_says_so(bench: Bench) -> None:
+    bench.run(4)
+    newest = mp.open(str(bench.folder / "state"), "slow").newest
+    assert newest is not None
+    with pytest.raises(mp.errors.InvalidUse, match="is not within reach"):
+        bench.app(bench.read("get", "/steps/")).savepoint(bench.folder / "saved", newest.number)
+    with pytest.raises(mp.errors.InvalidUse, match="no longer within reach"):
+        newest = mp.open(str(bench.folder / "state"), "slow").newest
+        assert newest is not None
+        bench.app(bench.read("get", "/steps/")).state("counts").at(newest.number).get("a")
+
+
+def test_a_savepoint_names_damage_even_if_the_app_goes_on(bench: Bench) -> None:
+    bench.run(4)
+    storage = open_storage(str(bench.folder / "state"))
+
+    class Goes(FaultyStorage):
+        """A storage in which no state can be read, beside an app that goes on before each look at it."""
+
+        def get(self, path: str) -> bytes | None:
+            if "/steps/" in path:
+                bench.run(1)
+                raise mp.errors.Corrupt("the same file is damaged")
+            return super().get(path)
+
+    with pytest.raises(mp.errors.Corrupt, match="the same file"):
+        bench.app(Goes(storage)).savepoint(bench.folder / "saved")
+
+
+def test_changes_and_history_that_were_overtaken_start_over(bench: Bench) -> None:
+    bench.run(4)
+    found = list(bench.app(bench.read("get", "/steps/")).changes("counts"))
+    assert found == list(bench.app().changes("counts")) and found
+    moments = list(bench.app(bench.read("get", "/steps/")).state("counts").history("a"))
+    assert moments == list(bench.app().state("counts").history("a")) and moments
+
+
+def test_changes_that_were_overtaken_on_the_way_say_so(bench: Bench) -> None:
+    bench.run(6)
+    found = bench.app().changes("counts")
+    assert next(found)
+    bench.run(12)
+    with pytest.raises(mp.errors.Unavailable, match="Call this again"):
+        list(found)
+
+
 def test_a_file_that_is_damaged_is_still_said_to_be(bench: Bench) -> None:
     bench.run(4)
     for file in (bench.folder / "state" / "slow" / "manifests").iterdir():
@@ -154,3 +214,50 @@ def test_of_two_rollbacks_at_once_one_is_refused(tmp_path: Path) -> None:
     assert {key: value["n"] for key, value in bench.app().state("counts").items()} == {"a": 15, "b": 15}
     lines = [line for file in (tmp_path / "out").glob("*.jsonl") for line in file.read_text().splitlines()]
     assert len(lines) == len(set(lines)) == 30
+
+
+@pytest.mark.parametrize("action", ["rescale", "drop_step"])
+def test_of_two_actions_at_once_one_is_refused(tmp_path: Path, action: str) -> None:
+    bench = Bench(tmp_path, keep=100)
+    bench.run(3)
+    newest = mp.open(str(tmp_path / "state"), "slow").newest
+    assert newest is not None
+
+    def act(app: mp.App) -> str:
+        return app.rescale(2) if action == "rescale" else app.drop_step("counts")
+
+    # The second has looked at the newest record and reads the state, then the first does the same, whole.
+    storage = open_storage(str(tmp_path / "state"))
+    other = Interrupted(storage, lambda verb, path: verb == "get" and "/manifests/" in path, lambda: act(bench.app()))
+    with pytest.raises(mp.errors.Fenced):
+        act(bench.app(other))
+    after = mp.open(str(tmp_path / "state"), "slow").newest
+    assert after is not None and after.number == newest.number + 3  # one claim, one rewrite, one release
+
+
+def test_a_rollback_that_is_refused_after_its_claim_releases_the_app(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keep=100)
+    bench.run(6)
+    storage = open_storage(str(tmp_path / "state"))
+    # As a driver of an older version does, which states the floor in no record.
+    raised = Interrupted(
+        storage, lambda verb, _: verb == "put_new", lambda: Ledger(storage, "slow", SystemClock()).raise_floor(5)
+    )
+    with pytest.raises(mp.errors.InvalidUse, match="not within reach"):
+        bench.app(raised).rollback(3)
+    newest = mp.open(str(tmp_path / "state"), "slow").newest
+    assert newest is not None and newest.kind == "release" and newest.back is None
+    bench.run(30)
+    assert {key: value["n"] for key, value in bench.app().state("counts").items()} == {"a": 15, "b": 15}
+
+
+def test_a_rollback_is_not_refused_for_records_that_retention_removed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.run(3)
+    for _ in range(3):
+        bench.app().compact(keep=1)
+    newest = mp.open(str(tmp_path / "state"), "slow").newest
+    assert newest is not None
+    assert bench.app().rollback(newest.number).startswith("from batch")
+    bench.run(30)
+    assert {key: value["n"] for key, value in bench.app().state("counts").items()} == {"a": 15, "b": 15}

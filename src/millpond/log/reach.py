@@ -8,8 +8,10 @@ holds the same state only if no rewrite came between the two.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
-from millpond.errors import Corrupt
+from millpond.errors import Corrupt, Unavailable
 from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
@@ -17,6 +19,10 @@ from millpond.log.pointer import Pointer
 from millpond.log.record import Record
 
 log = logging.getLogger("millpond")
+
+T = TypeVar("T")
+
+ATTEMPTS = 5  # at a read that retention overtakes
 
 
 def earlier_manifest(ledger: Ledger, manifest: Pointer, born: int, epoch: int, below: int) -> Record | None:
@@ -80,3 +86,29 @@ def oldest_within_reach(ledger: Ledger, newest: Record) -> int:
     floor = max(newest.born, ledger.floor(newest))
     found = (number for number in range(floor, newest.number) if within_reach(ledger, number, newest) is not None)
     return next(found, newest.number)
+
+
+def read_beside_retention(ledger: Ledger, read: Callable[[], Iterable[T]], what: str) -> Iterator[T]:
+    """What `read` gives. It starts over if the app, which may run on, has removed what was about to be read.
+
+    That is so if the floor has moved since and the second attempt does not find the same damage. `Unavailable` if it
+    happens each time, or after something was given already: that cannot be taken back.
+    """
+    found: Corrupt | None = None
+    for _ in range(ATTEMPTS):
+        floor, has_begun = ledger.floor(), False
+        try:
+            for each in read():
+                has_begun = True
+                yield each
+            return
+        except Corrupt as error:
+            if str(error) == str(found) or ledger.floor() == floor:
+                raise
+            found = error
+        if has_begun:
+            break
+    raise Unavailable(
+        f"app {ledger.app!r}, {what}: the app has removed files that were about to be read, because it has written "
+        "many records since. Call this again, or let App(keep=) say that more records stay. Nothing was changed."
+    ) from found

@@ -20,7 +20,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
 from millpond.log.paths import SAVEPOINT, Attempt, Paths, kind_of, safe
 from millpond.log.pointer import Pointer
-from millpond.log.reach import is_kept, oldest_within_reach, within_reach
+from millpond.log.reach import is_kept, oldest_within_reach, read_beside_retention, within_reach
 from millpond.log.record import FORMAT, Kind, Record
 from millpond.log.segment import Change
 from millpond.run.compaction import Compactor
@@ -115,7 +115,7 @@ class Caretaker:
         text = f"{last.partitions} to {partitions} partitions, {_amount(works)}"
         if dry_run or partitions == last.partitions:
             return text
-        last = self.claim("rescale")
+        last = self.write("claim", last)  # right after the record that was looked at, or `Fenced`
         works = self.rewriter.works(last, last, partitions=partitions)
         manifest = self.rewriter.done(works, last)
         own = fields(manifest, last, f"rescale to {partitions} partitions", partitions=partitions)
@@ -132,7 +132,7 @@ class Caretaker:
         text = f"step {step}: {_amount(works, step)}"
         if dry_run:
             return text
-        last = self.claim("drop_step")
+        last = self.write("claim", last)  # right after the record that was looked at, or `Fenced`
         works = self.rewriter.works(last, last)
         for work in works:
             work.steps.pop(step, None)
@@ -156,7 +156,7 @@ class Caretaker:
                     f"that one or an earlier one, or one after record {later.number}; nothing was changed."
                 )
         undelivered = sorted(
-            sink for sink, upto in last.deliveries.items() if upto < of.number and self._open(sink, upto, of)
+            sink for sink, upto in last.deliveries.items() if upto < of.number and self._open(sink, upto, of, last)
         )
         if undelivered:
             raise InvalidUse(
@@ -167,7 +167,11 @@ class Caretaker:
         if dry_run:
             return text
         last = self.write("claim", last)  # `Fenced` if anyone, another rollback perhaps, has come in between
-        of = self._reachable(batch, last)  # until the claim another driver could raise the floor
+        try:
+            of = self._reachable(batch, last)  # a fenced driver of an older version may have raised the floor file
+        except InvalidUse:
+            self.write("release", last)
+            raise
         works = self.rewriter.works(of, last)
         manifest = self.rewriter.done(works, last)
         for file in others_of(of):
@@ -253,8 +257,10 @@ class Caretaker:
                         "file back from a copy of the state directory, or roll back to another batch."
                     )
 
-    def _open(self, sink: str, upto: int, of: Record) -> bool:
-        return any(sink in record.outputs for record in self.ledger.between(max(upto, of.born - 1), of.number))
+    def _open(self, sink: str, upto: int, of: Record, last: Record) -> bool:
+        """Whether a record holds outputs for a sink that were not delivered. Retention removes no such record."""
+        after = max(upto, of.born - 1, self.ledger.floor(last) - 1)
+        return any(sink in record.outputs for record in self.ledger.between(after, of.number))
 
     @guarded
     def compact(self, keep: Keep | None, *, dry_run: bool = False) -> str:
@@ -296,13 +302,16 @@ class Caretaker:
 
     # --- savepoints ---
 
-    @guarded
     def savepoint(self, target: Storage, batch: int | None = None, *, dry_run: bool = False) -> str:
         """Write a copy of the state at a batch that needs nothing else; the app may run on meanwhile."""
+        return next(
+            read_beside_retention(self.ledger, lambda: [self._savepoint(target, batch, dry_run)], "savepoint"),
+        )
+
+    def _savepoint(self, target: Storage, batch: int | None, dry_run: bool) -> str:
         last = self.ledger.newest()
         if last is None:
             raise InvalidUse(f"savepoint: {self.storage.url} holds no app {self.app!r}: check state_dir and the name")
-        self.last = last
         of = last if batch is None else self._reachable(batch, last)
         if target.get(SAVEPOINT) is not None:
             raise InvalidUse(f"savepoint: {target.url} holds a savepoint already; choose another place")
@@ -319,8 +328,14 @@ class Caretaker:
         if dry_run:
             return text
         self.at("before")
-        for file in self._told([*manifest.files(), *others]):
-            target.put(file.path, pointer.read(self.storage, file))
+        copied: list[str] = []
+        try:
+            for file in self._told([*manifest.files(), *others]):
+                target.put(file.path, pointer.read(self.storage, file))
+                copied.append(file.path)
+        except Corrupt:  # there will be no such savepoint: a second attempt may copy other files
+            target.delete(copied)
+            raise
         self.at("during")
         saved = Saved(1, msgspec.structs.replace(of, segments={}, outputs={}, manifest=None), manifest)
         checked.write(target, SAVEPOINT, saved)
