@@ -288,33 +288,39 @@ class RegisteredSink(Protocol):
         """The place that is delivered to, as a text that stays the same from run to run."""
         ...
 
-    def registration(self, app: str, incarnation: str, sink: str) -> Registration | None:
-        """What the target knows; None if it knows nothing of this app's incarnation and sink.
-
-        Called when a driver starts, before it claims the app, and before each delivery."""
+    def registrations(self, app: str, incarnation: str, sink: str) -> Sequence[Registration]:
+        """What the target knows of this app's incarnation and sink: one entry for each claim that registered and was
+        not forgotten. Called when a driver starts, before it claims the app, and before each delivery."""
         ...
 
     def register(self, registration: Registration) -> None:
-        """Replace what the target knows, durably. Called after a claim, and before the outputs of each batch."""
+        """Write the entry of one claim, in the place of an older one of the same claim, durably.
+
+        It must change no entry of another claim: a driver that was paused may write its own at any time. Called after a
+        claim, and before the outputs of each batch."""
         ...
 
-    def holds(self, delivery: Delivery) -> bool:
-        """Whether the delivery has arrived, is still there, and was not made void. Called when a driver starts, for
-        the newest deliveries."""
+    def forget(self, registrations: Sequence[Registration]) -> None:
+        """Remove the entries of these claims. Called after a newer claim has registered."""
+        ...
+
+    def status(self, delivery: Delivery) -> Literal["held", "void", "gone"]:
+        """Whether a delivery is there, or was made void, or neither. Called when a driver starts, for the newest
+        deliveries."""
         ...
 
     def take_back(self, registration: Registration, known: Callable[[int, str], bool]) -> Callable[[], list[str]]:
         """Find the deliveries of this incarnation and sink that the ledger does not contain, for
         `run(take_back=[...])`.
 
-        `known(batch, attempt)` says whether it does. Return a function that makes what was found void and returns
+        `registration` is one of the entries that the ledger does not contain. `known(batch, attempt)` says whether the
+        ledger contains a delivery. Return a function that makes what was found void and returns
         their names. The driver calls that one once it has made sure that it still owns the app."""
         ...
 
-    def revive(self, deliveries: Sequence[Delivery]) -> Callable[[], list[Delivery]]:
-        """Find those of these deliveries that were made void, so that they can be delivered again.
+    def revive(self, deliveries: Sequence[Delivery]) -> None:
+        """Free the ids of these deliveries, which were made void, so that they can be delivered again.
 
         Called when a driver starts, for what it is about to deliver: if an older copy of `state_dir` was put back, what
-        the ledger counts may have been rolled back since. Return a function that frees the ids of what was found and
-        returns it. The driver calls that one once it has made sure that it still owns the app."""
+        the ledger counts may have been rolled back since."""
         ...

@@ -205,7 +205,7 @@ def test_only_sinks_with_a_register_can_be_accepted_or_taken_back(lines: Bench, 
 
 def test_a_damaged_register_is_noticed(lines: Bench) -> None:
     lines.run(3)
-    [register] = (lines.folder / "out" / "_millpond").iterdir()
+    [register] = (lines.folder / "out" / "_millpond").rglob("*.json")
     data = bytearray(register.read_bytes())
     data[-9] ^= 1
     register.write_bytes(data)
@@ -527,3 +527,122 @@ def test_outputs_that_were_dropped_on_purpose_stay_void_after_a_copy_is_put_back
 
 def refuse(rows: list[Any], delivery: Any) -> None:
     raise ValueError("no room")
+
+
+# --- two faults at once ---
+
+
+@pytest.mark.parametrize("choice", ["take_back", "accept"])
+@pytest.mark.parametrize("batch", [0, 5])
+def test_a_copy_from_before_a_rollback_gets_its_outputs_back(bench: Bench, choice: str, batch: int) -> None:
+    bench.run(8)
+    bench.copy_state()
+    bench.app().rollback(batch)
+    bench.put_copy_back()
+    with pytest.raises(mp.errors.Incompatible):
+        bench.run()
+    bench.run(2, **{choice: ["out"]})
+    assert bench.held() == bench.each_once()
+    bench.run(1)
+    assert bench.held() == bench.each_once()
+
+
+def test_a_rollback_that_died_half_way_and_an_older_copy_lose_nothing(lines: Bench) -> None:
+    lines.run(8)
+    lines.copy_state()
+
+    class Dies(FileSink):
+        def rollback(self, deliveries: Any, rows: Any) -> None:
+            super().rollback(deliveries[:3], rows)
+            raise KeyboardInterrupt
+
+    plain = lines.sink
+    lines.sink = lambda: Dies(lines.folder / "out")
+    with pytest.raises(KeyboardInterrupt):
+        lines.app().rollback(2)
+    lines.sink = plain
+    lines.put_copy_back()
+    lines.run(1, take_back=["out"])
+    assert lines.held() == lines.each_once()
+
+
+def test_a_target_from_before_a_rollback_gives_up_what_was_rolled_back(bench: Bench) -> None:
+    bench.run(8)
+    shutil.copytree(bench.folder / "out", bench.folder / "older")
+    bench.app().rollback(4)
+    bench.run(3)
+    shutil.rmtree(bench.folder / "out")
+    shutil.move(bench.folder / "older", bench.folder / "out")
+    bench.run(1)
+    assert bench.held() == bench.each_once()
+
+
+def test_a_target_from_before_what_the_log_has_is_named(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keep=2)
+    bench.run(3)
+    shutil.copytree(tmp_path / "out", tmp_path / "older")
+    bench.run(20)
+    shutil.rmtree(tmp_path / "out")
+    shutil.move(tmp_path / "older", tmp_path / "out")
+    with pytest.raises(mp.errors.Incompatible, match=r"those of batches \d+ to \d+ are gone"):
+        bench.run(1)
+    bench.run(0, accept=["out"])
+    assert bench.held() == Counter([0, 1, 2, 23])
+
+
+def test_a_sink_without_outputs_for_long_is_not_behind(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keep=2)
+    bench.sink = lambda: mp.sinks.memory()
+    app = bench.app
+
+    def with_late() -> mp.App:
+        made = app()
+        made.dead_letters.to("dead", mp.sinks.files(tmp_path / "out"))
+        return made
+
+    bench.app = with_late  # type: ignore[method-assign]
+    for _ in range(3):
+        bench.run(20)
+    assert bench.files() == []
+
+
+@pytest.mark.parametrize("fault", ["deleted", "put back"])
+def test_a_target_that_is_replaced_under_a_running_driver_is_noticed(lines: Bench, fault: str) -> None:
+    lines.run(3)
+    shutil.copytree(lines.folder / "out", lines.folder / "older")
+    lines.add_rows(6)
+    driver = lines.driver()
+    assert driver.batch(Limit(2, 1 << 30))
+    shutil.rmtree(lines.folder / "out")
+    if fault == "put back":
+        shutil.move(lines.folder / "older", lines.folder / "out")
+    with pytest.raises(mp.errors.Incompatible, match="deleted or put back from a copy while app 'copied' ran"):
+        driver.batch(Limit(2, 1 << 30))
+    driver.close()
+    lines.run()
+    assert lines.held() == lines.each_once()
+
+
+def test_a_paused_driver_does_not_set_the_register_back(lines: Bench) -> None:
+    lines.run(3)
+    lines.copy_state()
+    parked = Parked()
+
+    class Sleepy(FileSink):
+        def register(self, registration: Any) -> None:
+            if registration.batch > registration.claim:
+                parked.wait_here()
+            super().register(registration)
+
+    plain = lines.sink
+    lines.sink = lambda: Sleepy(lines.folder / "out")
+    run_until_parked(lines, parked, 3)
+    lines.sink = plain
+    lines.run(4)
+    parked.go_on()
+    assert lines.held() == lines.each_once()
+    lines.put_copy_back()
+    with pytest.raises(mp.errors.Incompatible):
+        lines.run()
+    lines.run(take_back=["out"])
+    assert lines.held() == lines.each_once()

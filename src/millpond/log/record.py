@@ -109,6 +109,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     void: dict[str, list[tuple[int, int]]] = field(
         default_factory=dict
     )  # sink → (first, last) numbers of records whose deliveries are still to be made void in the target
+    newest_outputs: dict[str, int] = field(default_factory=dict)  # sink → the newest record with outputs for it
     targets: dict[str, str] = field(default_factory=dict)  # sink → fingerprint of its target
     steps: dict[str, StepInfo] = field(default_factory=dict)
     spark: dict[str, SparkBatch] = field(default_factory=dict)
@@ -174,6 +175,7 @@ CARRIED = (
     "deliveries",
     "undo",
     "void",
+    "newest_outputs",
     "targets",
     "steps",
     "spark",

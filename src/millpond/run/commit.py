@@ -340,6 +340,7 @@ class Driver:
             spark={**self.last.spark, **offered},
             segments=computed.segments,
             outputs=computed.outputs,
+            newest_outputs={**self.last.newest_outputs, **dict.fromkeys(computed.outputs, self.last.number + 1)},
             rows=computed.rows,
             skipped=computed.skipped,
             late=computed.late,

@@ -189,6 +189,7 @@ class Caretaker:
             due=of.due,
             steps=of.steps,
             spark=of.spark,
+            newest_outputs=of.newest_outputs,
             deliveries=dict.fromkeys(last.deliveries, last.number),
             undo={},
             void={

@@ -47,7 +47,9 @@ class Owner:
         self.last = self._claim(partitions, by_default)
         with self.guarded():
             # Registered first: a copy of the ledger from before a rollback then finds its target ahead, not only empty.
-            self.targets.begin(self.last, self.check)
+            self.targets.begin(
+                self.last, self.check, lambda ranges: void_deliveries(program, self.ledger, program.app, ranges)
+            )
             void_deliveries(program, self.ledger, program.app, self.last.void_ranges)
         self._recent = [self.last]
 

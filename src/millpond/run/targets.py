@@ -25,6 +25,8 @@ from millpond.pipeline.graph import Program
 
 log = logging.getLogger("millpond")
 
+Ranges = list[tuple[int, int]]  # first and last numbers of records
+
 TAIL = 64  # records that are looked at, from the newest back, for deliveries that a target has lost
 
 
@@ -53,8 +55,8 @@ class Targets:
         self._sinks = {name: sink for name, sink in program.sinks.items() if isinstance(sink, RegisteredSink)}
         self._accept, self._take_back = set(accept), set(take_back)
         self._claim: Record | None = None
-        self._seen: dict[str, Registration | None] = {}  # what each target said before this driver registered
-        self._found: dict[str, Registration | None] = {}  # the same, where the ledger contains it
+        self._told: dict[str, int] = {}  # the newest record that each target was told of, by drivers of this ledger
+        self._foreign: dict[str, list[Registration]] = {}  # what the ledger does not contain, and the user accepts
         self._known: dict[str, Registration] = {}  # what this driver wrote last
         self._lost: dict[str, list[Record]] = {}
         for name in self._accept | self._take_back:
@@ -78,50 +80,62 @@ class Targets:
         if last is None:
             return
         for name, sink in self._sinks.items():
-            found = sink.registration(last.app, last.incarnation, name)
-            if found is not None and name not in self._accept | self._take_back and not self._contains(found):
-                raise self._ahead(name, found, last.number)
+            foreign = self._foreign_among(sink.registrations(last.app, last.incarnation, name))
+            if foreign and name not in self._accept | self._take_back:
+                raise self._ahead(name, foreign, last.number)
 
-    def begin(self, claim: Record, check_ownership: Callable[[], None]) -> None:
+    def begin(
+        self, claim: Record, check_ownership: Callable[[], None], make_void: Callable[[dict[str, Ranges]], None]
+    ) -> None:
         """Register the new claim with every target, after taking back what `take_back` names.
 
         A target that has lost deliveries is registered with once it has them again, so that a driver that dies before
-        that leaves the loss as it found it.
+        that leaves the loss as it found it. If a target was put back from a copy, what was rolled back since is made
+        void again.
         """
         self._claim = claim
-        ahead: set[str] = set()
+        again: dict[str, Ranges] = {}
         for name, sink in self._sinks.items():
-            found = self._found[name] = self._seen[name] = sink.registration(claim.app, claim.incarnation, name)
-            if found is not None and not self._contains(found):
-                if name in self._take_back:
-                    make_void = sink.take_back(found, self._contains_delivery)
-                    check_ownership()  # a successor delivers after its claim, so none of its files was found
-                    amount = len(make_void())
-                    log.warning("%s: sink %r: took back %d deliveries of another copy", claim.app, name, amount)
-                elif name not in self._accept:
-                    raise self._ahead(name, found, claim.number)
-                self._found[name] = None
-                ahead.add(name)
-            elif found is not None:
-                self._check_order(name, found)
-        self._lost = self._find_lost(claim, set(self._sinks) - self._accept | ahead)
+            entries = sink.registrations(claim.app, claim.incarnation, name)
+            foreign = self._foreign[name] = self._foreign_among(entries)
+            ours = [entry for entry in entries if entry not in foreign]
+            if foreign and name in self._take_back:
+                give_up = sink.take_back(foreign[0], self._contains_delivery)
+                check_ownership()  # a successor delivers after its claim, so none of its files was found
+                amount = len(give_up())
+                log.warning("%s: sink %r: took back %d deliveries of another copy", claim.app, name, amount)
+            elif foreign and name not in self._accept:
+                raise self._ahead(name, foreign, claim.number)
+            self._check_order(name, ours)
+            if ours:
+                self._told[name] = max(entry.batch for entry in ours)
+                again[name] = self._rolled_back_since(self._told[name], claim)
+        make_void({name: ranges for name, ranges in again.items() if ranges})
+        self._lost = self._find_lost(claim)
         self._free_ids(claim, check_ownership)
-        for name, sink in self._sinks.items():
+        for name in self._sinks:
             if name not in self._lost:
                 with contextlib.suppress(Unavailable):  # then it is told before the first delivery, which waits for it
-                    self._write(name, sink, claim)
+                    self._take_over(name)
+
+    def _rolled_back_since(self, told: int, last: Record) -> Ranges:
+        """The records that rollbacks have set aside since a target was told of one."""
+        if told >= last.epoch:
+            return []
+        records = self._ledger.between(max(told, self._ledger.floor() - 1), last.number)
+        return [(record.back + 1, record.number - 1) for record in records if record.back is not None]
 
     def _free_ids(self, last: Record, check_ownership: Callable[[], None]) -> None:
         """Let what is still to be delivered be so, although another copy of the app has made it void."""
         for name, sink in self._sinks.items():
             records = [*self._lost.get(name, []), *self._open(name, last)]
             deliveries = [delivery for record in records for delivery in _with_rows(record, name)]
-            if deliveries:
-                free_ids = sink.revive(deliveries)
+            void = [delivery for delivery in deliveries if sink.status(delivery) == "void"]
+            if void:
                 check_ownership()
-                if freed := free_ids():
-                    what = "that another copy of the app rolled back are delivered again"
-                    log.warning("%s: sink %r: %d deliveries %s", last.app, name, len(freed), what)
+                sink.revive(void)
+                what = "that another copy of the app rolled back are delivered again"
+                log.warning("%s: sink %r: %d deliveries %s", last.app, name, len(void), what)
 
     def _open(self, name: str, last: Record) -> Iterator[Record]:
         for record in self._lineage(last):
@@ -133,11 +147,10 @@ class Targets:
         """Tell every target of a record that makes deliveries of an incarnation void, before they are.
 
         If an older copy of `state_dir` is put back later, the target then names a record that the copy does not
-        contain. A target that is ahead already stays so.
+        contain.
         """
         for name, sink in self._sinks.items():
-            found = sink.registration(record.app, incarnation, name)
-            if found is not None and self._contains(found):
+            if sink.registrations(record.app, incarnation, name):
                 claim, attempt = record.number, record.attempt
                 sink.register(Registration(record.app, incarnation, name, claim, attempt, claim, attempt))
 
@@ -148,54 +161,71 @@ class Targets:
 
     def restored(self) -> None:
         """Register with the targets that had lost something and have it again."""
-        for name in self._lost:
-            assert self._claim is not None
-            self._write(name, self._sinks[name], self._claim)
-        self._lost = {}
+        lost, self._lost = self._lost, {}
+        for name in lost:
+            self._take_over(name)
 
     def announce(self, name: str, record: Record) -> None:
-        """Tell a target which record comes next; stop if another driver, or another copy of the app, has registered."""
-        sink = self._sinks.get(name)
-        if sink is None:
+        """Tell a target which record comes next; stop if another driver, or another copy of the app, has registered,
+        or if the target was replaced."""
+        sink, claim = self._sinks.get(name), self._claim
+        if sink is None or claim is None:
             return
-        found = sink.registration(record.app, record.incarnation, name)
-        if found is not None and found != self._known.get(name, self._seen.get(name)):
-            self._check_order(name, found)
+        entries = sink.registrations(record.app, record.incarnation, name)
+        known = self._known.get(name)
+        others = [entry for entry in entries if entry != known and entry not in self._foreign.get(name, ())]
+        if foreign := self._foreign_among(others):
+            raise self._ahead(name, foreign, claim.number)
+        self._check_order(name, others)
+        if known is not None and known not in entries:
+            raise Incompatible(
+                f"sink {name!r}: {sink.target} no longer knows the driver that delivers to it, whose claim is record "
+                f"{claim.number}: it was deleted or put back from a copy while app {claim.app!r} ran. Run the app "
+                "again: what is missing there is delivered again from the log."
+            )
         if name not in self._lost:
             self._write(name, sink, record)
 
-    def _find_lost(self, last: Record, looking: set[str]) -> dict[str, list[Record]]:
+    def _find_lost(self, last: Record) -> dict[str, list[Record]]:
         """What is gone from the end of each target, or was made void by another copy of the app.
 
         A target is told of a record before it is delivered: what is newer than the last that it was told of is gone
         for certain, if it was put back from a copy. Else a file that is gone while newer ones are there, or all of
         them, were removed by somebody who had read them, and are not written again.
         """
-        emptied = {
-            n for n in looking if self._seen[n] is None and n not in self._take_back and self._is_same_target(n, last)
-        }
-        told = {name: found.batch for name, found in self._found.items() if found} | dict.fromkeys(emptied, -1)
+        ahead = {name for name, foreign in self._foreign.items() if foreign}
+        looking = set(self._sinks) - self._accept | ahead
+        emptied = {n for n in looking - self._told.keys() - ahead if self._is_same_target(n, last)}
+        for name in looking & self._told.keys():
+            self._check_told(name, last)
         gone: dict[str, list[Record]] = {name: [] for name in looking}
+        certain: dict[str, set[int]] = {name: set() for name in looking}
         void: dict[str, list[tuple[int, int]]] = {}  # by `drop_outputs`, of this ledger
         for seen, record in enumerate(self._lineage(last)):
-            still = [n for n in looking if seen < TAIL or gone[n] or record.number > told.get(n, record.number)]
+            still = [
+                n
+                for n in looking
+                if seen < TAIL or gone[n] or n in ahead or record.number > self._told.get(n, record.number)
+            ]
             if not still:
                 break
             for name in still:
                 void.setdefault(name, []).extend(record.void_ranges.get(name, ()))
                 if any(first <= record.number <= end for first, end in void[name]):
                     continue
-                deliveries = self._delivered(record, name, last)
-                held = [delivery for delivery in deliveries if self._sinks[name].holds(delivery)]
-                if len(held) < len(deliveries):
+                is_new = record.number > self._told.get(name, record.number)
+                found = [self._sinks[name].status(delivery) for delivery in self._delivered(record, name, last)]
+                if "void" in found or (is_new and "gone" in found):
+                    certain[name].add(record.number)
+                if "void" in found or "gone" in found:
                     gone[name].append(record)
-                if held and record.number <= told.get(name, record.number):
+                if "held" in found and not is_new and name not in ahead:
                     looking.discard(name)
-        for name in looking:  # nothing that the target was told of is there
+        for name in looking:  # nothing that the target was told of is there, or another copy delivered there
             if name in emptied:
                 self._check_reach(name, gone[name], last)
             else:
-                gone[name] = [record for record in gone[name] if record.number > told.get(name, record.number)]
+                gone[name] = [record for record in gone[name] if record.number in certain[name]]
         for name in [name for name, records in gone.items() if not records]:
             del gone[name]
         for name, records in gone.items():
@@ -227,12 +257,25 @@ class Targets:
     def _check_reach(self, name: str, gone: list[Record], last: Record) -> None:
         floor = self._ledger.floor()
         if gone and floor > last.born:
-            raise Incompatible(
-                f"sink {name!r}: {self._sinks[name].target} holds nothing of app {last.app!r}, and the ledger says "
-                f"that all outputs up to batch {last.deliveries[name]} were delivered there. The log still has those "
-                f"from batch {gone[-1].number} on; those of batches {last.born} to {floor - 1} are gone. Put the "
-                f"target back, or go on with it as it is: run(accept=[{name!r}])."
-            )
+            raise self._behind(name, last.born, floor - 1, last)
+
+    def _check_told(self, name: str, last: Record) -> None:
+        """Stop if a target was put back to before what the log still has."""
+        floor, told = self._ledger.floor(), self._told[name]
+        newest = last.newest_outputs.get(name, -1)
+        if told < newest <= last.deliveries.get(name, -1) and told + 1 < floor:
+            raise self._behind(name, told + 1, floor - 1, last)
+
+    def _behind(self, name: str, first: int, end: int, last: Record) -> Incompatible:
+        return Incompatible(
+            f"sink {name!r}: {self._sinks[name].target} does not hold what was delivered to it: the ledger says that "
+            f"all outputs of app {last.app!r} up to batch {last.deliveries.get(name)} were, and what the folder, "
+            f"topic or table knows ends earlier. The log still has batches from {end + 1} on; those of batches "
+            f"{first} to {end} are gone. Put the target back, or go on with it as it is: run(accept=[{name!r}])."
+        )
+
+    def _foreign_among(self, entries: Sequence[Registration]) -> list[Registration]:
+        return [entry for entry in entries if not self._contains(entry)]
 
     def _contains(self, found: Registration) -> bool:
         """Whether the ledger contains the records that a target names. Of records that were removed, nothing is
@@ -249,25 +292,37 @@ class Targets:
         record = self._ledger.read(batch)
         return batch < self._ledger.floor() if record is None else record.delivery_attempt == attempt
 
-    def _check_order(self, name: str, found: Registration) -> None:
-        assert self._claim is not None
-        if not self._contains(found):
-            raise self._ahead(name, found, self._claim.number)
-        if found.claim > self._claim.number:
+    def _check_order(self, name: str, entries: Sequence[Registration]) -> None:
+        claim = self._claim
+        assert claim is not None
+        newer = [entry.claim for entry in entries if entry.claim > claim.number]
+        if newer:
             raise Fenced(
-                f"app {self._claim.app!r}: sink {name!r}: a newer driver, whose claim is record {found.claim}, "
+                f"app {claim.app!r}: sink {name!r}: a newer driver, whose claim is record {max(newer)}, "
                 f"delivers to {self._sinks[name].target} now. This driver has stopped; nothing is lost."
             )
+
+    def _take_over(self, name: str) -> None:
+        """Register the claim, and forget those before it."""
+        sink, claim = self._sinks[name], self._claim
+        assert claim is not None
+        self._write(name, sink, claim)
+        entries = sink.registrations(claim.app, claim.incarnation, name)
+        older = [entry for entry in entries if entry.claim < claim.number and entry not in self._foreign[name]]
+        sink.forget([*older, *self._foreign[name]])
+        self._foreign[name] = []
 
     def _write(self, name: str, sink: RegisteredSink, record: Record) -> None:
         claim = self._claim
         assert claim is not None
-        self._known[name] = Registration(
+        entry = Registration(
             record.app, record.incarnation, name, claim.number, claim.attempt, record.number, record.attempt
         )
-        sink.register(self._known[name])
+        sink.register(entry)
+        self._known[name] = entry
 
-    def _ahead(self, name: str, found: Registration, newest: int) -> Incompatible:
+    def _ahead(self, name: str, foreign: list[Registration], newest: int) -> Incompatible:
+        found = max(foreign, key=lambda entry: (entry.batch, entry.claim))
         return Incompatible(
             f"sink {name!r}: {self._sinks[name].target} has taken deliveries up to batch {found.batch} of app "
             f"{found.app!r} from a driver whose claim is record {found.claim}, and the ledger in "

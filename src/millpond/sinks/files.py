@@ -83,25 +83,34 @@ class FileSink:
         """The folder."""
         return self._storage.root
 
-    def registration(self, app: str, incarnation: str, sink: str) -> Registration | None:
-        """What stands in the folder's register; None if there is no entry."""
-        found = checked.read(
-            self._storage,
-            _register_name(incarnation, sink),
-            help="It says which driver delivers here. If no other copy of the app is running, delete that file; it "
-            "will be written again.",
-        )
-        return None if found is None else msgspec.json.decode(found, type=Registration)
+    def registrations(self, app: str, incarnation: str, sink: str) -> list[Registration]:
+        """The entries in the folder's register, a file for each claim."""
+        found = []
+        for item in self._storage.list(_register(incarnation, sink)):
+            data = checked.read(
+                self._storage,
+                item.path,
+                help="It says which driver delivers here. If no other copy of the app is running, delete that file; it "
+                "will be written again.",
+            )
+            if data is not None:  # else it was forgotten since it was listed
+                found.append(msgspec.json.decode(data, type=Registration))
+        return found
 
     def register(self, registration: Registration) -> None:
-        """Write the folder's register, which is beside the files and hidden from readers of folders."""
-        name = _register_name(registration.incarnation, registration.sink)
-        checked.write(self._storage, name, registration)
+        """Write the entry of a claim, beside the files and hidden from readers of folders."""
+        checked.write(self._storage, _entry(registration), registration)
 
-    def holds(self, delivery: Delivery) -> bool:
+    def forget(self, registrations: Sequence[Registration]) -> None:
+        """Remove the entries of some claims."""
+        self._storage.delete([_entry(registration) for registration in registrations])
+
+    def status(self, delivery: Delivery) -> Literal["held", "void", "gone"]:
         """Whether the delivery's file is there, in any format, and has rows."""
-        names = [file_name(delivery, format) for format in FORMATS]
-        return any(self._exists(name) and not self._is_void(name) for name in names)
+        there = [name for format in FORMATS if self._exists(name := file_name(delivery, format))]
+        if not there:
+            return "gone"
+        return "void" if all(map(self._is_void, there)) else "held"
 
     def take_back(self, registration: Registration, known: Callable[[int, str], bool]) -> Callable[[], list[str]]:
         """Find the files of deliveries that are not `known`; the function that is returned empties them."""
@@ -118,20 +127,10 @@ class FileSink:
 
         return empty_them
 
-    def revive(self, deliveries: Sequence[Delivery]) -> Callable[[], list[Delivery]]:
-        """Find the files without rows among those of these deliveries; the function that is returned removes them."""
-        found = {
-            delivery: [name for format in FORMATS if self._is_void(name := file_name(delivery, format))]
-            for delivery in deliveries
-        }
-        found = {delivery: names for delivery, names in found.items() if names}
-
-        def remove_them() -> list[Delivery]:
-            for names in found.values():
-                self._storage.delete(names)
-            return list(found)
-
-        return remove_them
+    def revive(self, deliveries: Sequence[Delivery]) -> None:
+        """Remove the files without rows that stand in the place of these deliveries."""
+        names = [file_name(delivery, format) for delivery in deliveries for format in FORMATS]
+        self._storage.delete([name for name in names if self._exists(name) and self._is_void(name)])
 
     def _deliveries(self, incarnation: str, sink: str) -> Iterator[tuple[str, int, str]]:
         """The name, batch and attempt of every file of one incarnation and sink."""
@@ -184,8 +183,13 @@ def _quoted(sink: str) -> str:
     return cut(quote(sink, safe=""), MOST_SINK)
 
 
-def _register_name(incarnation: str, sink: str) -> str:
-    return f"{REGISTER}/{incarnation}-{_quoted(sink)}.json"
+def _register(incarnation: str, sink: str) -> str:
+    return f"{REGISTER}/{incarnation}-{_quoted(sink)}"
+
+
+def _entry(registration: Registration) -> str:
+    folder = _register(registration.incarnation, registration.sink)
+    return f"{folder}/{registration.claim:020d}-{registration.claim_attempt}.json"
 
 
 def _parquet(table: pa.Table) -> memoryview:

@@ -166,22 +166,35 @@ class SinkSuite:
         if not isinstance(sink, RegisteredSink):
             assert not hasattr(sink, "register"), "it must have all that millpond.flow.RegisteredSink has"
             return
-        assert sink.registration("orders", "5e1f", "totals") is None
+        assert list(sink.registrations("orders", "5e1f", "totals")) == []
         for written in (CLAIM, replace(CLAIM, batch=42, attempt="a7c0")):
             sink.register(written)
             other = make_sink()
             assert isinstance(other, RegisteredSink)
-            assert other.registration("orders", "5e1f", "totals") == written and other.target == sink.target
-        assert sink.registration("orders", "77aa", "totals") is None
-        assert sink.registration("orders", "5e1f", "sums") is None
+            assert list(other.registrations("orders", "5e1f", "totals")) == [written]
+            assert other.target == sink.target
+        assert not sink.registrations("orders", "77aa", "totals")
+        assert not sink.registrations("orders", "5e1f", "sums")
+
+    def test_a_claim_registers_beside_others(self, make_sink: Callable[[], Sink]) -> None:
+        sink = make_sink()
+        if isinstance(sink, RegisteredSink):
+            newer = replace(CLAIM, claim=50, claim_attempt="d0d0", batch=51)
+            sink.register(newer)
+            sink.register(CLAIM)  # by a driver that was paused
+            assert sorted(r.claim for r in sink.registrations("orders", "5e1f", "totals")) == [40, 50]
+            sink.forget([CLAIM])
+            sink.forget([CLAIM])
+            assert list(sink.registrations("orders", "5e1f", "totals")) == [newer]
 
     def test_a_target_knows_what_it_holds(self, make_sink: Callable[[], Sink]) -> None:
         sink = make_sink()
         if isinstance(sink, RegisteredSink):
-            assert not sink.holds(FIRST)
+            assert sink.status(FIRST) == "gone"
             sink.deliver(self.some_rows(0, 1), FIRST)
-            assert sink.holds(FIRST)
-            assert not sink.holds(replace(FIRST, attempt="b0b0")) and not sink.holds(replace(FIRST, batch=43))
+            assert sink.status(FIRST) == "held"
+            for other in (replace(FIRST, attempt="b0b0"), replace(FIRST, batch=43)):
+                assert sink.status(other) == "gone"
 
     def test_a_target_gives_up_what_the_ledger_does_not_contain(
         self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
@@ -211,10 +224,10 @@ class SinkSuite:
         for delivery in (FIRST, second):
             sink.deliver(rows[delivery], delivery)
         sink.rollback([second, third], lambda delivery: rows[delivery])
-        free_ids = sink.revive([FIRST, second])
         sink.deliver(rows[second], second)
         assert sorted(map(str, held(sink))) == sorted(map(str, rows[FIRST])), "it is void until its id is free"
-        assert free_ids() == [second]
+        assert [sink.status(delivery) for delivery in (FIRST, second, third)] == ["held", "void", "void"]
+        sink.revive([second])
         for delivery in (FIRST, second, third):
             sink.deliver(rows[delivery], delivery)
         assert sorted(map(str, held(sink))) == sorted(map(str, rows[FIRST] + rows[second]))
