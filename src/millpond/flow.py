@@ -318,9 +318,9 @@ class RegisteredSink(Protocol):
         their names. The driver calls that one once it has made sure that it still owns the app."""
         ...
 
-    def revive(self, deliveries: Sequence[Delivery]) -> None:
-        """Free the ids of these deliveries, which were made void, so that they can be delivered again.
+    def revive(self, rows: list[Any], delivery: Delivery) -> None:
+        """Deliver what was made void after all, in one step: whoever looks finds it void, or whole.
 
-        Called when a driver starts, for what it is about to deliver: if an older copy of `state_dir` was put back, what
-        the ledger counts may have been rolled back since."""
+        Called when a driver starts, for what counts in its ledger: if an older copy of `state_dir` was put back, some
+        of that may have been rolled back since."""
         ...

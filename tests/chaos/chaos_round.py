@@ -130,12 +130,12 @@ class Round:
         return self.wrong
 
     def _pause(self) -> None:
-        time.sleep(self.chance.choice([0.0, 0.02, 0.1, 0.3]) * (12 if self.spark else 1))
+        time.sleep(self.chance.choice([0.0, 0.05, 0.2, 0.5]) * (12 if self.spark else 1))
 
     def _events(self) -> list[Any]:
         return [
-            self.feed, self.feed, self.start_driver, self.start_driver, self.stop, self.stop, self.go_on, self.kill,
-            self.admin, self.admin, self.admin, self.watch,
+            self.feed, self.feed, self.start_driver, self.start_driver, self.start_driver, self.stop, self.stop,
+            self.go_on, self.go_on, self.kill, self.admin, self.admin, self.admin, self.watch,
         ]  # fmt: skip
 
     def feed(self) -> None:

@@ -484,10 +484,11 @@ def newest(bench: Bench) -> int:
 # --- what was rolled back since a copy was made ---
 
 
+@pytest.mark.parametrize("to", [0, 2])
 @pytest.mark.parametrize("with_a_driver", [True, False])
 @pytest.mark.parametrize("delivered", [True, False])
 def test_what_a_copy_counts_is_delivered_again_if_it_was_rolled_back_since(
-    bench: Bench, with_a_driver: bool, delivered: bool
+    bench: Bench, to: int, with_a_driver: bool, delivered: bool
 ) -> None:
     bench.run(3)
     if delivered:
@@ -499,7 +500,7 @@ def test_what_a_copy_counts_is_delivered_again_if_it_was_rolled_back_since(
             driver.batch(Limit(1, 1 << 30))  # the ledger of the copy does not say that the last one is delivered
         close_below(str(bench.folder / "local"))
     bench.copy_state()
-    bench.app().rollback(2, force=True)
+    bench.app().rollback(to, force=True)
     if with_a_driver:
         bench.run()
     bench.put_copy_back()

@@ -186,13 +186,19 @@ class World:
 
         return work
 
-    def rolls_back(self, commit: int = 0) -> Callable[[], None]:
-        """A rollback to one of the commits that are there, kept or about to go: 0 is the oldest, -1 the newest."""
+    def rolls_back(self, commit: int | None = 0) -> Callable[[], None]:
+        """A rollback to one of the commits that are there, kept or about to go: 0 is the oldest, -1 the newest, and
+        None stands for the first record, before all commits.
+        """
 
         def work() -> None:
             ledger = self.ledger()
             numbers = [ledger.paths.number(item.path) for item in self.storage.list(ledger.paths.ledger)]
             records = [ledger.read(number) for number in numbers if number is not None]
+            if commit is None:
+                if records and records[0] is not None:
+                    self.app("admin").rollback(records[0].number)
+                return
             commits = [record.number for record in records if record is not None and record.kind == "commit"]
             if len(commits) > (commit if commit >= 0 else -commit - 1):
                 self.app("admin").rollback(commits[commit])

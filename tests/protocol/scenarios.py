@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from protocol_world import Options, Scenario, World
 
@@ -48,13 +49,13 @@ def restored_copy(world: World) -> Actors:
     }
 
 
-def rolled_back_since_the_copy(world: World) -> Actors:
+def rolled_back_since_the_copy(world: World, commit: int | None = 0) -> Actors:
     """What the copy holds is rolled back after it was taken; then the copy is put back."""
     copies: list[MemoryStorage] = []
     return {
         "a": world.drives("a", 2),
         "copy": world.copies(copies),
-        "rollback": world.rolls_back(0),
+        "rollback": world.rolls_back(commit),
         "b": world.drives("b", 1),
         "restore": world.puts_back(copies, ["a", "b", "copy", "rollback", "c"]),
         "c": world.drives("c", 1, **world.options.reconciled),
@@ -134,6 +135,11 @@ SCENARIOS = {
             "rolled-back-since-the-copy",
             rolled_back_since_the_copy,
             Options(reconciled={"take_back": ["out"]}, rolls_back=True, most=60),
+        ),
+        Scenario(
+            "all-rolled-back-since-the-copy",
+            partial(rolled_back_since_the_copy, commit=None),
+            Options(reconciled={"take_back": ["out"]}, rolls_back=True, most=20),
         ),
         Scenario("two-rollbacks", two_rollbacks, Options(format="parquet", rolls_back=True, most=60)),
         Scenario("rescale-and-compact", rescale_and_compact, Options(partitions=None, compact_every=2, most=60)),

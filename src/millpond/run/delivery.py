@@ -14,7 +14,7 @@ import numpy as np
 from millpond.clock import Clock, elapsed
 from millpond.codec import Codec
 from millpond.errors import MillpondError, StepFailed, Unavailable
-from millpond.flow import Sink
+from millpond.flow import Delivery, Sink
 from millpond.log import pointer, segment
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
@@ -49,6 +49,12 @@ def rows_of(storage: Storage, codec: Codec, parcel: Parcel) -> list[Any]:
     if len(place) > 1 and (np.diff(place) < 0).any():
         texts = [texts[i] for i in np.argsort(place, kind="stable").tolist()]
     return codec.decode_many(texts)
+
+
+def delivered_rows(storage: Storage, program: Program, record: Record, delivery: Delivery) -> list[Any]:
+    """The rows of one delivery of a record."""
+    parcel = Parcel(delivery.sink, delivery, tuple(record.outputs[delivery.sink][delivery.partition]))
+    return rows_of(storage, Codec(program.types), parcel)
 
 
 def hand_over(storage: Storage, codec: Codec, sink: Sink, parcel: Parcel) -> None:

@@ -16,6 +16,7 @@ from millpond.log.record import FORMAT, Kind, Record
 from millpond.pipeline.graph import Program
 from millpond.run.adapt import Adaptation, adaptation, described, details
 from millpond.run.context import Context, Link, Moment, by_partition
+from millpond.run.delivery import delivered_rows
 from millpond.run.plan import check_steps
 from millpond.run.rewrite import Rewriter, fields
 from millpond.run.targets import Targets
@@ -48,7 +49,10 @@ class Owner:
         with self.guarded():
             # Registered first: a copy of the ledger from before a rollback then finds its target ahead, not only empty.
             self.targets.begin(
-                self.last, self.check, lambda ranges: void_deliveries(program, self.ledger, program.app, ranges)
+                self.last,
+                self.check,
+                lambda ranges: void_deliveries(program, self.ledger, program.app, ranges),
+                lambda record, delivery: delivered_rows(storage, program, record, delivery),
             )
             void_deliveries(program, self.ledger, program.app, self.last.void_ranges)
         self._recent = [self.last]

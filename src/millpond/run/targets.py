@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from millpond.errors import Fenced, Incompatible, InvalidUse, Unavailable
 from millpond.flow import Delivery, RegisteredSink, Registration
@@ -85,7 +86,11 @@ class Targets:
                 raise self._ahead(name, foreign, last.number)
 
     def begin(
-        self, claim: Record, check_ownership: Callable[[], None], make_void: Callable[[dict[str, Ranges]], None]
+        self,
+        claim: Record,
+        check_ownership: Callable[[], None],
+        make_void: Callable[[dict[str, Ranges]], None],
+        rows_of: Callable[[Record, Delivery], list[Any]],
     ) -> None:
         """Register the new claim with every target, after taking back what `take_back` names.
 
@@ -112,7 +117,7 @@ class Targets:
                 again[name] = self._rolled_back_since(self._told[name], claim)
         make_void({name: ranges for name, ranges in again.items() if ranges})
         self._lost = self._find_lost(claim)
-        self._free_ids(claim, check_ownership)
+        self._revive(claim, check_ownership, rows_of)
         for name in self._sinks:
             if name not in self._lost:
                 with contextlib.suppress(Unavailable):  # then it is told before the first delivery, which waits for it
@@ -125,15 +130,22 @@ class Targets:
         records = self._ledger.between(max(told, self._ledger.floor() - 1), last.number)
         return [(record.back + 1, record.number - 1) for record in records if record.back is not None]
 
-    def _free_ids(self, last: Record, check_ownership: Callable[[], None]) -> None:
-        """Let what is still to be delivered be so, although another copy of the app has made it void."""
+    def _revive(
+        self, last: Record, check_ownership: Callable[[], None], rows_of: Callable[[Record, Delivery], list[Any]]
+    ) -> None:
+        """Deliver what is to be delivered and what counts, although another copy of the app has made it void.
+
+        Each in one step: a driver that dies in between leaves what is void, and not what seems to have been removed.
+        """
         for name, sink in self._sinks.items():
             records = [*self._lost.get(name, []), *self._open(name, last)]
-            deliveries = [delivery for record in records for delivery in _with_rows(record, name)]
-            void = [delivery for delivery in deliveries if sink.status(delivery) == "void"]
-            if void:
+            deliveries = [(record, delivery) for record in records for delivery in _with_rows(record, name)]
+            void = [(record, delivery) for record, delivery in deliveries if sink.status(delivery) == "void"]
+            for record, delivery in void:
+                rows = rows_of(record, delivery)
                 check_ownership()
-                sink.revive(void)
+                sink.revive(rows, delivery)
+            if void:
                 what = "that another copy of the app rolled back are delivered again"
                 log.warning("%s: sink %r: %d deliveries %s", last.app, name, len(void), what)
 
@@ -271,8 +283,7 @@ class Targets:
             f"sink {name!r}: {self._sinks[name].target} does not hold what was delivered to it: the ledger says that "
             f"all outputs of app {last.app!r} up to batch {last.deliveries.get(name)} were, and what the folder, "
             f"topic or table knows ends earlier. The log still has batches from {end + 1} on; those of batches "
-            f"{first} to {end} are gone. Put the target back, or go on with it as it is: run(accept=[{name!r}]), or "
-            f"--accept {name}."
+            f"{first} to {end} are gone. Put the target back, or go on with it as it is: run(accept=[{name!r}])."
         )
 
     def _foreign_among(self, entries: Sequence[Registration]) -> list[Registration]:
@@ -329,7 +340,6 @@ class Targets:
             f"{found.app!r} from a driver whose claim is record {found.claim}, and the ledger in "
             f"{self._ledger.storage.url}, which ends at record {newest}, does not contain them: an older copy of the "
             "state directory was put back, or another copy of it is running. Stop the other one. Then "
-            f"run(take_back=[{name!r}]), or --take-back {name}, empties the deliveries that this ledger does not "
-            f"contain, and run(accept=[{name!r}]), or --accept {name}, leaves them there, beside what comes. Nothing "
-            "was changed."
+            f"run(take_back=[{name!r}]) empties the deliveries that this ledger does not contain, and "
+            f"run(accept=[{name!r}]) leaves them there, beside what comes. Nothing was changed."
         )

@@ -28,14 +28,17 @@ Ranges = Mapping[str, list[tuple[int, int]]]
 
 
 def void_deliveries(program: Program, ledger: Ledger, app: str, ranges: Ranges) -> None:
-    """Make void what was or could be delivered of these records; sinks that cannot do that keep what they hold."""
+    """Make void what was or could be delivered of these records; sinks that cannot do that keep what they hold.
+
+    The newest goes first: what is void is always the end of what was delivered, also if this is interrupted.
+    """
     codec = Codec(program.types)
     for name, sink in program.sinks.items():
         if name not in ranges or not isinstance(sink, RollbackSink):
             continue
         given_up = {
             parcel.delivery: parcel
-            for record in _records(ledger, ranges[name])
+            for record in sorted(_records(ledger, ranges[name]), key=lambda record: -record.number)
             for parcel in parcels(record, name)
             if sum(file.rows for file in parcel.segments)
         }

@@ -65,8 +65,7 @@ class FileSink:
         others = [file_name(delivery, other) for other in FORMATS if other != self._format]
         if not rows or any(map(self._exists, others)):  # delivered before the program's format was changed
             return
-        data = text.lines(rows) if self._format == "jsonl" else _parquet(columns.table(rows))
-        self._storage.put_new(file_name(delivery, self._format), data)
+        self._storage.put_new(file_name(delivery, self._format), self._packed(rows))
 
     def rollback(self, deliveries: Sequence[Delivery], rows: Callable[[Delivery], list[Any]]) -> None:
         """Put a file without rows in the place of each delivery, with its columns, whether it had arrived or not."""
@@ -127,10 +126,9 @@ class FileSink:
 
         return empty_them
 
-    def revive(self, deliveries: Sequence[Delivery]) -> None:
-        """Remove the files without rows that stand in the place of these deliveries."""
-        names = [file_name(delivery, format) for delivery in deliveries for format in FORMATS]
-        self._storage.delete([name for name in names if self._exists(name) and self._is_void(name)])
+    def revive(self, rows: list[Any], delivery: Delivery) -> None:
+        """Put the rows in the place of the delivery's file, which has none."""
+        self._storage.put(file_name(delivery, self._format), self._packed(rows))
 
     def _deliveries(self, incarnation: str, sink: str) -> Iterator[tuple[str, int, str]]:
         """The name, batch and attempt of every file of one incarnation and sink."""
@@ -142,6 +140,9 @@ class FileSink:
                 attempt = rest.removesuffix(ending).removeprefix(incarnation)
                 if "-" not in attempt[1:] and attempt[:1] in ("", "-"):
                     yield item.path, int(batch), attempt[1:]
+
+    def _packed(self, rows: list[Any]) -> bytes | memoryview:
+        return text.lines(rows) if self._format == "jsonl" else _parquet(columns.table(rows))
 
     def _exists(self, name: str) -> bool:
         return self._storage.get_range(name, 0, 0) is not None

@@ -227,7 +227,8 @@ class SinkSuite:
         sink.deliver(rows[second], second)
         assert sorted(map(str, held(sink))) == sorted(map(str, rows[FIRST])), "it is void until its id is free"
         assert [sink.status(delivery) for delivery in (FIRST, second, third)] == ["held", "void", "void"]
-        sink.revive([second])
+        sink.revive(rows[second], second)
+        assert [sink.status(delivery) for delivery in (FIRST, second, third)] == ["held", "held", "void"]
         for delivery in (FIRST, second, third):
             sink.deliver(rows[delivery], delivery)
         assert sorted(map(str, held(sink))) == sorted(map(str, rows[FIRST] + rows[second]))
