@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from threading import Lock
@@ -10,6 +10,7 @@ from typing import Literal
 
 from millpond.errors import InvalidUse, Unavailable
 from millpond.storage import Item, Storage
+from millpond.storage.base import check_listing
 
 Fault = Literal["before", "after", "conflict", "full"]
 
@@ -34,8 +35,21 @@ class _Plan:
     puts_before: int
 
 
+@dataclass(frozen=True)
+class Copy:
+    """The files of a storage as they were when `FaultyStorage.copy` was called.
+
+    >>> from millpond.testing.faults import Copy
+    >>> Copy({"orders/a": b"one"}).files["orders/a"]
+    b'one'
+    """
+
+    files: Mapping[str, bytes]
+
+
 class FaultyStorage:
-    """Any storage, with puts that fail on demand, files that get damaged, and a record of the calls.
+    """Any storage, with puts that fail on demand, files that get damaged, lost or put back, listings that are out of
+    date, and a record of the calls.
 
     It has the url of the storage inside, so whoever opens that url meets no faults.
 
@@ -58,6 +72,8 @@ class FaultyStorage:
         self.url = inner.url
         self.calls: list[Call] = []
         self._plans: list[_Plan] = []
+        self._flips: list[tuple[str, int]] = []
+        self._listed: list[Item] | None = None
         self._lock = Lock()
 
     def fail_put(self, match: str = "*", *, nth: int = 1, how: Fault = "before") -> None:
@@ -109,13 +125,116 @@ class FaultyStorage:
             changed = data[:place] if how == "truncate" else b""
         self.inner.put(path, changed)
 
+    def flip(self, path: str, bit: int) -> None:
+        """Flip one bit of a stored file: bit 0 is the lowest of the first byte, -1 the highest of the last.
+
+        >>> from millpond.storage import open_storage
+        >>> from millpond.testing.faults import FaultyStorage
+        >>> storage = FaultyStorage(open_storage("memory://"))
+        >>> storage.put("a", b"abcd")
+        >>> storage.flip("a", 8 + 5)
+        >>> storage.get("a")
+        b'aBcd'
+        """
+        data = self.inner.get(path)
+        if not data or not -8 * len(data) <= bit < 8 * len(data):
+            raise InvalidUse(f"flip({path!r}, {bit}): expected a bit of the file, which holds {data!r:.100}")
+        self.inner.put(path, _flipped(data, bit))
+
+    def flip_reads(self, match: str, bit: int) -> None:
+        """Flip one bit of every file that matches, whenever it is read from now on; what is stored stays whole.
+
+        >>> from millpond.storage import open_storage
+        >>> from millpond.testing.faults import FaultyStorage
+        >>> storage = FaultyStorage(open_storage("memory://"))
+        >>> storage.put("a", b"abcd")
+        >>> storage.flip_reads("a", 5)
+        >>> storage.get("a"), storage.inner.get("a")
+        (b'Abcd', b'abcd')
+        """
+        self._flips.append((match, bit))
+
+    def stop_listings(self) -> None:
+        """Let every listing from now on answer with what is there now, as an object store that lags behind may.
+
+        >>> from millpond.storage import open_storage
+        >>> from millpond.testing.faults import FaultyStorage
+        >>> storage = FaultyStorage(open_storage("memory://"))
+        >>> storage.stop_listings()
+        >>> storage.put("a", b"one")
+        >>> list(storage.list("")), storage.get("a")
+        ([], b'one')
+        >>> storage.resume_listings()
+        >>> [item.path for item in storage.list("")]
+        ['a']
+        """
+        self._listed = list(self.inner.list(""))
+
+    def resume_listings(self) -> None:
+        """Let listings see what is there again.
+
+        >>> from millpond.storage import open_storage
+        >>> from millpond.testing.faults import FaultyStorage
+        >>> FaultyStorage(open_storage("memory://")).resume_listings()
+        """
+        self._listed = None
+
+    def copy(self) -> Copy:
+        """All files as they are now, to be put back later.
+
+        >>> from millpond.storage import open_storage
+        >>> from millpond.testing.faults import FaultyStorage
+        >>> storage = FaultyStorage(open_storage("memory://"))
+        >>> storage.put("a", b"one")
+        >>> copy = storage.copy()
+        >>> storage.put("a", b"two"); storage.put("b", b"new")
+        >>> storage.put_back(copy)
+        >>> storage.get("a"), storage.get("b")
+        (b'one', None)
+        """
+        return Copy({item.path: self.inner.get(item.path) or b"" for item in self.inner.list("")})
+
+    def put_back(self, copy: Copy) -> None:
+        """Put a copy in the place of what is there, as after a disaster.
+
+        >>> from millpond.storage import open_storage
+        >>> from millpond.testing.faults import Copy, FaultyStorage
+        >>> storage = FaultyStorage(open_storage("memory://"))
+        >>> storage.put_back(Copy({"a": b"one"}))
+        >>> storage.get("a")
+        b'one'
+        """
+        self.inner.delete([item.path for item in self.inner.list("") if item.path not in copy.files])
+        for path, data in copy.files.items():
+            self.inner.put(path, data)
+
+    def lose_tail(self, prefix: str, count: int) -> list[str]:
+        """Remove the last files of a folder, in the order of their names, and return their paths.
+
+        With the ledger's folder these are the newest records, as a disk that lied about its syncs leaves it.
+
+        >>> from millpond.storage import open_storage
+        >>> from millpond.testing.faults import FaultyStorage
+        >>> storage = FaultyStorage(open_storage("memory://"))
+        >>> for name in "abc":
+        ...     storage.put(f"orders/ledger/{name}", b"{}")
+        >>> storage.lose_tail("orders/ledger", 2)
+        ['orders/ledger/b', 'orders/ledger/c']
+        """
+        lost = [item.path for item in self.inner.list(prefix)][-count:] if count else []
+        self.inner.delete(lost)
+        return lost
+
     def get(self, path: str) -> bytes | None:
         self.calls.append(Call("get", path))
-        return self.inner.get(path)
+        return self._as_read(path, self.inner.get(path))
 
     def get_range(self, path: str, start: int, length: int) -> bytes | None:
         self.calls.append(Call("get_range", path))
-        return self.inner.get_range(path, start, length)
+        if not any(fnmatchcase(path, match) for match, _ in self._flips):
+            return self.inner.get_range(path, start, length)
+        data = self._as_read(path, self.inner.get(path))
+        return None if data is None else data[start : start + length]
 
     def put(self, path: str, data: bytes | memoryview) -> None:
         self.calls.append(Call("put", path))
@@ -136,12 +255,22 @@ class FaultyStorage:
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Item]:
         self.calls.append(Call("list", prefix))
-        return self.inner.list(prefix, after)
+        if self._listed is None:
+            return self.inner.list(prefix, after)
+        check_listing(prefix, after)
+        folder = f"{prefix}/" if prefix else ""
+        return iter([i for i in self._listed if i.path.startswith(folder) and (after is None or i.path > after)])
 
     def delete(self, paths: Iterable[str]) -> None:
         gone = paths if isinstance(paths, str) else [*paths]
         self.calls.extend(Call("delete", path) for path in gone)
         self.inner.delete(gone)
+
+    def _as_read(self, path: str, data: bytes | None) -> bytes | None:
+        for match, bit in self._flips:
+            if data and fnmatchcase(path, match):
+                data = _flipped(data, bit % (8 * len(data)))
+        return data
 
     def _due(self, path: str) -> Fault | None:
         """What this put has to suffer, counted off every plan that waits for such a path."""
@@ -155,6 +284,11 @@ class FaultyStorage:
             if due is not None:
                 self._plans.remove(due)
         return due.how if due else None
+
+
+def _flipped(data: bytes, bit: int) -> bytes:
+    place, within = divmod(bit % (8 * len(data)), 8)
+    return data[:place] + bytes([data[place] ^ (1 << within)]) + data[place + 1 :]
 
 
 def _raise_before(path: str, how: Fault | None) -> None:
