@@ -283,7 +283,8 @@ class Targets:
             f"sink {name!r}: {self._sinks[name].target} does not hold what was delivered to it: the ledger says that "
             f"all outputs of app {last.app!r} up to batch {last.deliveries.get(name)} were, and what the folder, "
             f"topic or table knows ends earlier. The log still has batches from {end + 1} on; those of batches "
-            f"{first} to {end} are gone. Put the target back, or go on with it as it is: run(accept=[{name!r}])."
+            f"{first} to {end} are gone. Put the target back, or go on with it as it is: run(accept=[{name!r}]), or "
+            f"--accept {name}."
         )
 
     def _foreign_among(self, entries: Sequence[Registration]) -> list[Registration]:
@@ -340,6 +341,7 @@ class Targets:
             f"{found.app!r} from a driver whose claim is record {found.claim}, and the ledger in "
             f"{self._ledger.storage.url}, which ends at record {newest}, does not contain them: an older copy of the "
             "state directory was put back, or another copy of it is running. Stop the other one. Then "
-            f"run(take_back=[{name!r}]) empties the deliveries that this ledger does not contain, and "
-            f"run(accept=[{name!r}]) leaves them there, beside what comes. Nothing was changed."
+            f"run(take_back=[{name!r}]), or --take-back {name}, empties the deliveries that this ledger does not "
+            f"contain, and run(accept=[{name!r}]), or --accept {name}, leaves them there, beside what comes. Nothing "
+            "was changed."
         )
