@@ -27,9 +27,9 @@ def sleeper_and_rollback(world: World) -> Actors:
     }
 
 
-def retention_and_rollback(world: World) -> Actors:
+def retention_and_rollback(world: World, commit: int = 1) -> Actors:
     """A driver whose retention may sleep beside a rollback."""
-    return {"a": world.drives("a", 5), "rollback": world.rolls_back(1), "b": world.drives("b", 1)}
+    return {"a": world.drives("a", 5), "rollback": world.rolls_back(commit), "b": world.drives("b", 1)}
 
 
 def spilled_positions(world: World) -> Actors:
@@ -123,6 +123,11 @@ SCENARIOS = {
             "retention-and-rollback",
             retention_and_rollback,
             Options(rows=8, keep=1, compact_every=1, rolls_back=True, probe_rollback=True),
+        ),
+        Scenario(
+            "retention-and-later-rollback",
+            partial(retention_and_rollback, commit=2),
+            Options(rows=8, keep=1, compact_every=1, rolls_back=True),
         ),
         Scenario(
             "spilled-positions",
