@@ -32,7 +32,8 @@ class InvalidUse(MillpondError):
     >>> mp.App("")
     Traceback (most recent call last):
     ...
-    millpond.errors.InvalidUse: App(name): expected a plain name such as 'orders', got ''
+    millpond.errors.InvalidUse: App(name): expected a plain name of 1 to 120 bytes such as 'orders', got '': it is \
+empty. Choose another one.
     """
 
 

@@ -30,10 +30,10 @@ class Unreadable(Incompatible):
     """A stored value that this program cannot make a value of: its class is gone, or expects other fields.
 
     >>> from millpond.codec import Codec
-    >>> Codec().decode(b'{"$type":"shop:Order","fields":{"id":7}}')
+    >>> Codec().decode(b'{"$type":"gone:Pallet","fields":{"id":7}}')
     Traceback (most recent call last):
     ...
-    millpond.codec.refusal.Unreadable: stored value: expected the type 'shop:Order' in this process, but no loaded \
+    millpond.codec.refusal.Unreadable: stored value: expected the type 'gone:Pallet' in this process, but no loaded \
 module has it; import its module first, or name the class where the state or stream is declared (type=…)
     """
 

@@ -92,7 +92,7 @@ class Codec:
         """The type that stored data calls so, if this program has it.
 
         >>> from millpond.codec import Codec
-        >>> Codec().find("shop:Order")
+        >>> Codec().find("gone:Pallet")
         """
         return self._find(name) if self._unknown == "plain" else Codec(self.types, unknown="plain").find(name)
 
