@@ -134,7 +134,7 @@ SCENARIOS = {
             spilled_positions,
             Options(rows=8, keep=6, compact_every=1, spilled_positions=True, rolls_back=True, probe_rollback=True),
         ),
-        Scenario("restored-copy-accepted", restored_copy, Options(reconciled={"accept": ["out"]}, most=40)),
+        Scenario("restored-copy-accepted", restored_copy, Options(reconciled={"accept": ["out"]}, most=20)),
         Scenario("restored-copy-taken-back", restored_copy, Options(reconciled={"take_back": ["out"]}, most=60)),
         Scenario(
             "rolled-back-since-the-copy",
@@ -146,8 +146,8 @@ SCENARIOS = {
             partial(rolled_back_since_the_copy, commit=None),
             Options(reconciled={"take_back": ["out"]}, rolls_back=True, most=20),
         ),
-        Scenario("two-rollbacks", two_rollbacks, Options(format="parquet", rolls_back=True, most=60)),
-        Scenario("rescale-and-compact", rescale_and_compact, Options(partitions=None, compact_every=2, most=60)),
+        Scenario("two-rollbacks", two_rollbacks, Options(format="parquet", rolls_back=True, most=40)),
+        Scenario("rescale-and-compact", rescale_and_compact, Options(partitions=None, compact_every=2, most=40)),
         Scenario(
             "everyone",
             everyone,

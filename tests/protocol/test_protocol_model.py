@@ -28,7 +28,7 @@ SECONDS = float(os.environ.get("MILLPOND_MODEL_SECONDS", "0"))
 GIVEN = os.environ.get("MILLPOND_MODEL_SEED", "") or "1"
 SEED = random.SystemRandom().randrange(1, 10**6) if GIVEN == "random" else int(GIVEN)
 REPLAY = os.environ.get("MILLPOND_MODEL_REPLAY", "")
-RANDOM_RUNS = 10  # in the short form, for each scenario
+RANDOM_RUNS = 6  # in the short form, for each scenario
 
 
 @pytest.fixture
