@@ -14,8 +14,8 @@ from datetime import timedelta
 from typing import Any, Literal, Unpack
 
 from millpond.clock import Clock, SystemClock
-from millpond.codec import kinds
-from millpond.codec.trees import name_program_module
+from millpond.codec import user_types as kinds
+from millpond.codec.tagging import name_program_module
 from millpond.errors import InvalidUse
 from millpond.flow import Source
 from millpond.life import Life

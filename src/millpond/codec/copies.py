@@ -11,9 +11,9 @@ from uuid import UUID
 
 import msgspec
 
-from millpond.codec.kinds import record_of
+from millpond.codec.locate import explain
 from millpond.codec.refusal import Refused, TooDeep
-from millpond.codec.where import explain
+from millpond.codec.user_types import record_of
 
 IMMUTABLE: frozenset[type] = frozenset(
     {int, float, str, bool, type(None), bytes, datetime, date, time, timedelta, Decimal, UUID}

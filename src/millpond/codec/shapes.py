@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from millpond.codec import kinds
+from millpond.codec import user_types as kinds
 
 Shapes = dict[str, list[str]]  # the name of a class → its fields, or the members of an enum
 

@@ -24,13 +24,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from millpond.codec import kinds
+from millpond.codec import user_types as kinds
 from millpond.codec.copies import IMMUTABLE, copy_value
+from millpond.codec.locate import explain, explain_text
+from millpond.codec.plain_check import survey_of
 from millpond.codec.refusal import NotEncodable, Refused, TooDeep, Unreadable, short
-from millpond.codec.survey import survey_of
+from millpond.codec.tagging import AS_IS, tree_of, with_big_ints
 from millpond.codec.tags import BIG_INT, READ, Tag, tag_datetime
-from millpond.codec.trees import AS_IS, tree_of, with_big_ints
-from millpond.codec.where import explain, explain_text
 from millpond.errors import Corrupt, MillpondError
 
 __all__ = ["IMMUTABLE", "Codec", "NotEncodable", "copy_value"]

@@ -8,8 +8,8 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-from millpond.codec.kinds import is_storable
 from millpond.codec.shapes import Shapes, annotated, shapes_of
+from millpond.codec.user_types import is_storable
 from millpond.errors import InvalidUse
 from millpond.flow import Sink
 from millpond.log.paths import check_name

@@ -27,9 +27,9 @@ from typing import Any, Literal
 import msgspec
 from pyspark import cloudpickle as _cloudpickle
 
-from millpond.codec import kinds
+from millpond.codec import user_types as kinds
 from millpond.codec.refusal import short, type_name
-from millpond.codec.trees import name_program_module
+from millpond.codec.tagging import name_program_module
 from millpond.errors import InvalidUse
 from millpond.flow import Delivery, Source
 from millpond.pipeline import graph as g

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.codec.kinds import record_of
+from millpond.codec.user_types import record_of
 from millpond.steps.failure import BadInput
 
 SUFFIX = "_right"

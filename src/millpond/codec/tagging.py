@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from millpond.codec import kinds
+from millpond.codec import user_types as kinds
 from millpond.codec.refusal import MAX_DEPTH, Refused, TooDeep
 from millpond.codec.tags import TAG, Tag, tag_float, tag_int
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from millpond.codec.kinds import record_of
 from millpond.codec.refusal import NotEncodable, Refused, TooDeep, short
+from millpond.codec.user_types import record_of
 
 
 def explain(refused: Refused, root: Any, index: int | None = None) -> NotEncodable:
