@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from small_drivers import driver_of, run_to_end
 
 import millpond as mp
-from millpond.columns import FIRST, LAST, column_to_list, raw_row, unreadable
+from millpond.rows.arrow_objects import FIRST, LAST, column_to_list, raw_row, unreadable
 from millpond.storage import MemoryStorage
 
 ZONES = [None, "UTC", "Etc/UTC", "Europe/Berlin", "America/Sao_Paulo", "Asia/Kolkata", "+02:00", "-09:30"]

@@ -14,7 +14,7 @@ from small_drivers import driver_of, run_to_end
 import millpond as mp
 from millpond.codec import Codec
 from millpond.pipeline.graph import Key
-from millpond.rows import Rows, in_order, pack_rows, shaped, unpack_rows, without_keys
+from millpond.rows.rows import Rows, in_order, pack_rows, shaped, unpack_rows, without_keys
 from millpond.run.keying import keyed, parted
 from millpond.storage import MemoryStorage
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
-from millpond.rows import MissingField
+from millpond.rows.rows import MissingField
 
 Field = str | Callable[[Any], Any] | None
 """The name of a field, a function of the row, or the row itself."""

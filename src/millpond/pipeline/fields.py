@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from millpond.rows import MissingField
+from millpond.rows.rows import MissingField
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from millpond.clock import Clock
 from millpond.pipeline.graph import MapAsync
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.run.keying import Failed
 from millpond.steps.failure import FAULTS, Retry, is_needed_again, own_copy
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from millpond.clock import Clock
 from millpond.pipeline.graph import Fetch
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.run.concurrent import answer
 from millpond.steps.external import Cache
 from millpond.steps.failure import FAULTS, BadInput, Retry, own_copy

@@ -13,7 +13,7 @@ from millpond.codec import encode_key, encode_keys, partitions_of
 from millpond.errors import InvalidUse
 from millpond.pipeline.fields import read_field
 from millpond.pipeline.graph import Key
-from millpond.rows import BadInput, Keys, Rows
+from millpond.rows.rows import BadInput, Keys, Rows
 from millpond.steps.failure import FAULTS
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millpond.columns import raw_row, unreadable
-from millpond.rows import Rows
+from millpond.rows.arrow_objects import raw_row, unreadable
+from millpond.rows.rows import Rows
 from millpond.run.keying import Failed
 from millpond.steps.failure import BadInput
 

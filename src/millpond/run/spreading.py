@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from millpond.codec import encode_key, partition_of
-from millpond.rows import Keys, Rows
+from millpond.rows.rows import Keys, Rows
 
 
 def spread(rows: Rows, partitions: int) -> Rows:

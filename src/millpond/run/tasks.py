@@ -22,7 +22,7 @@ from millpond.log import pointer, segment
 from millpond.log.segment import Change, Origin
 from millpond.pipeline.graph import Keep, Program, Read
 from millpond.replica import View
-from millpond.rows import in_order
+from millpond.rows.rows import in_order
 from millpond.run.context import Context, Header, Incomplete, Made, Piece, Planned, Progress, Result, Segments
 from millpond.run.forks import refuse_forks
 from millpond.run.replicas import Tables, caught_up, laid_over, remember, with_tables

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.pipeline.fields import Epoch, read_field
-from millpond.rows import BadInput, Rows
+from millpond.rows.rows import BadInput, Rows
 from millpond.run.keying import text_fields
 from millpond.timing import Times, Unit, as_time, ticks, unit_of
 

@@ -15,7 +15,7 @@ from millpond.flow import Chunk, JsonLines
 from millpond.log.record import StreamTime
 from millpond.pipeline import graph as g
 from millpond.replica import View
-from millpond.rows import Rows, shaped
+from millpond.rows.rows import Rows, shaped
 from millpond.run.concurrent import mapped
 from millpond.run.context import Context, Made, TooSoon
 from millpond.run.fetching import fetched

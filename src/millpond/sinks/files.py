@@ -15,7 +15,8 @@ from millpond.errors import InvalidUse
 from millpond.flow import Delivery, Registration
 from millpond.log import checked
 from millpond.log.paths import MOST_ELEMENT, cut
-from millpond.sinks import columns, text
+from millpond.rows import arrow_tables as columns
+from millpond.sinks import text
 from millpond.storage import LocalStorage
 
 Format = Literal["jsonl", "parquet"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from millpond.aggregations import Aggregation, result_of
 from millpond.log.segment import Change
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
 from millpond.steps.entries import Entries
 from millpond.steps.ttl import is_mortal

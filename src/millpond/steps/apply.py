@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from millpond.log.segment import Change
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row, several
 from millpond.steps.entries import Entries
 from millpond.steps.state import State

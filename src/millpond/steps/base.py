@@ -13,7 +13,7 @@ from millpond.codec.refusal import short
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.replica import View
-from millpond.rows import ENDING, Keys, Rows
+from millpond.rows.rows import ENDING, Keys, Rows
 from millpond.steps.failure import FAULTS, Failures, OnError, is_needed_again, own_copy
 from millpond.timing import Duration, Time, Times, Unit, as_user
 

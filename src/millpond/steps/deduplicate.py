@@ -11,7 +11,7 @@ from millpond.clock import as_datetime
 from millpond.codec import encode_key
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
 from millpond.steps.entries import Entries
 from millpond.steps.state import cell_of

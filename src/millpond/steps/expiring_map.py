@@ -6,7 +6,7 @@ from typing import Any
 
 from millpond.codec import copy_value
 from millpond.log.segment import Change
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
 from millpond.steps.entries import Entries
 from millpond.steps.stateful_map import StatefulMap, pair

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from millpond.clock import Clock
 from millpond.codec import NotEncodable, Unreadable, copy_value
 from millpond.errors import Corrupt, Incompatible, InvalidUse, StepFailed
-from millpond.rows import BadInput as BadInput
+from millpond.rows.rows import BadInput as BadInput
 from millpond.timing import seconds
 
 

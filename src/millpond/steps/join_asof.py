@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from millpond.codec import decode_key
 from millpond.log.segment import Change
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.steps.base import Made, Step, Turn
 from millpond.steps.join_buffer import Arrivals, Changes, Row, first_cell, kept, last_cell, nothing
 from millpond.steps.join_pairs import Pairs

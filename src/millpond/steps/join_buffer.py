@@ -18,7 +18,7 @@ from millpond.codec import Codec
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.replica import Entry
-from millpond.rows import Keys, Rows
+from millpond.rows.rows import Keys, Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.failure import BadInput, own_copy
 from millpond.steps.join_reach import SIDES

@@ -6,7 +6,7 @@ orders.join_interval("paid", payments, before="0s", after="1h", grace="5m", how=
 from __future__ import annotations
 
 from millpond.log.segment import Change
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.join_buffer import Arrivals, Changes, Row, kept, nothing, read
 from millpond.steps.join_pairs import Pairs

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from millpond.codec import decode_key
-from millpond.rows import ENDING, Rows
+from millpond.rows.rows import ENDING, Rows
 from millpond.steps.base import Made, Step, Turn
 from millpond.steps.failure import FAULTS, own_copy
 from millpond.steps.join_buffer import Row

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.log.segment import Change
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.join_buffer import Arrivals, Changes, Row, kept, nothing, read
 from millpond.steps.join_interval import HOWS

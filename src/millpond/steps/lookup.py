@@ -13,7 +13,7 @@ from typing import Any
 from millpond.codec import Unreadable, copy_value, decode_key, encode_key, encode_keys
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.failure import FAULTS, BadInput, OnError, is_needed_again, own_copy, unreadable
 from millpond.steps.join_merge import merged

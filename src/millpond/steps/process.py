@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from millpond.codec import decode_key
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
-from millpond.rows import ENDING, Rows
+from millpond.rows.rows import ENDING, Rows
 from millpond.steps.base import Made, Outputs, Step, Turn, each_row
 from millpond.steps.entries import Entries
 from millpond.steps.failure import FAULTS, stopped

@@ -17,7 +17,7 @@ from millpond.codec import IMMUTABLE, copy_value
 from millpond.codec.refusal import short
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn
 from millpond.steps.failure import FAULTS, is_needed_again, own_copy
 from millpond.steps.values import ABSENT, DROPPED, EASY, Packed, Values

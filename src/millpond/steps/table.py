@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millpond.log.segment import Change
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.steps.base import Step, Turn, each_row
 
 ROW, TIME = b"", b"@"

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from millpond.log.segment import Change
 from millpond.replica import Entry, View
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.steps.base import Running, Step, Turn
 from millpond.steps.migration import MARK, SINGLE, Migration
 

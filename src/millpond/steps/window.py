@@ -16,7 +16,7 @@ from typing import Any
 from millpond.codec import copy_value, decode_key
 from millpond.log.segment import Change
 from millpond.replica import Entry
-from millpond.rows import ENDING, Rows
+from millpond.rows.rows import ENDING, Rows
 from millpond.steps.aggregate import key_fields
 from millpond.steps.base import Made, Step, Turn, each_row
 from millpond.steps.failure import FAULTS, BadInput

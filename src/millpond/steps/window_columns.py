@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.aggregations import Aggregation
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 
 Array = np.ndarray[Any, Any]
 

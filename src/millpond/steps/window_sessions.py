@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from millpond.replica import Entry
-from millpond.rows import Rows
+from millpond.rows.rows import Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.failure import FAULTS
 from millpond.steps.window import Saved, Windows
