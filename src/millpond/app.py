@@ -20,6 +20,7 @@ from millpond.errors import InvalidUse
 from millpond.flow import Source
 from millpond.life import Life
 from millpond.log.paths import check_name
+from millpond.log.retention import keeping
 from millpond.pipeline import graph as g
 from millpond.pipeline.kept import Kept
 from millpond.pipeline.keyed import KeyedStream
@@ -29,7 +30,6 @@ from millpond.run.commit import Driver, Hook
 from millpond.run.loop import Settings, run
 from millpond.run.maintenance import Progress
 from millpond.run.plan import as_of
-from millpond.run.retention import keeping
 from millpond.run.runtime import Runtime
 from millpond.steps.expiring_table import begin as begin_table
 from millpond.steps.failure import OnError, checked

@@ -9,12 +9,12 @@ from typing import Any
 
 from millpond.clock import Clock, new_id
 from millpond.errors import Corrupt, InvalidUse
+from millpond.log.heartbeat import check_stopped
 from millpond.log.ledger import Ledger
 from millpond.log.record import FORMAT, Record
+from millpond.log.retention import Keep
 from millpond.pipeline import graph as g
-from millpond.run.heartbeat import check_stopped
 from millpond.run.rebuild import Rebuild, Rebuilt, forget_shadows
-from millpond.run.retention import Keep
 from millpond.run.runtime import Runtime
 from millpond.run.targets import Targets
 from millpond.run.undoing import Ranges, staying, void_deliveries

@@ -14,8 +14,8 @@ from millpond.codec import Codec, decode_key
 from millpond.errors import InvalidUse
 from millpond.log.ledger import Ledger
 from millpond.log.reach import read_beside_retention
+from millpond.log.retention import Keep, keeping
 from millpond.run.maintenance import Caretaker, Progress, Verdict, verified
-from millpond.run.retention import Keep, keeping
 from millpond.steps.migration import MARK
 from millpond.storage import Storage, open_storage
 

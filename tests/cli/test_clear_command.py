@@ -12,7 +12,7 @@ from click.testing import Result
 import millpond as mp
 from cli.samples import order
 from millpond.clock import SystemClock
-from millpond.run.heartbeat import Heartbeat
+from millpond.log.heartbeat import Heartbeat
 from millpond.storage import open_storage
 
 Millpond = Callable[..., Result]

@@ -15,9 +15,9 @@ from click.testing import Result
 import millpond as mp
 from cli.samples import order, totals_app
 from millpond.clock import SystemClock
+from millpond.log.heartbeat import Heartbeat
 from millpond.log.ledger import Ledger
 from millpond.log.record import Kind, Position, Record
-from millpond.run.heartbeat import Heartbeat
 from millpond.storage import open_storage
 
 Millpond = Callable[..., Result]

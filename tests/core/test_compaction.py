@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.log.ledger import Ledger
-from millpond.run.retention import orphans
+from millpond.log.retention import orphans
 from millpond.storage import open_storage
 
 

@@ -16,10 +16,9 @@ import pytest
 
 import millpond as mp
 from millpond.clock import ManualClock, SystemClock
-from millpond.log import checked
-from millpond.run import heartbeat
+from millpond.log import checked, heartbeat
+from millpond.log.heartbeat import FRESH, Heartbeat, seems_running
 from millpond.run.commit import Driver
-from millpond.run.heartbeat import FRESH, Heartbeat, seems_running
 from millpond.run.loop import Settings, run
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
@@ -79,7 +78,7 @@ def test_a_process_that_was_killed_is_not_taken_for_one_that_got_its_id(place: P
 
 def test_a_killed_process_of_this_machine_is_noticed_at_once(place: Path) -> None:
     code = (
-        "import sys; from millpond.run.heartbeat import Heartbeat; from millpond.clock import SystemClock; "
+        "import sys; from millpond.log.heartbeat import Heartbeat; from millpond.clock import SystemClock; "
         "from millpond.storage import open_storage; import os, signal; "
         "Heartbeat(open_storage(sys.argv[1]), 'beating', 'd', SystemClock()).beat(1); "
         "os.kill(os.getpid(), signal.SIGKILL)"

@@ -13,7 +13,7 @@ from small_drivers import WHOLE, Lanes, driver_of, run_to_end
 
 import millpond as mp
 from millpond.clock import SystemClock
-from millpond.run.heartbeat import Heartbeat
+from millpond.log.heartbeat import Heartbeat
 from millpond.storage import LocalStorage, open_storage
 from millpond.testing import Crashed, TestDriver
 from millpond.testing.faults import FaultyStorage

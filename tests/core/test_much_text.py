@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import millpond as mp
-from millpond.log import merge, segment
+from millpond.log import merge_runs as merge
+from millpond.log import segment
 from millpond.log.segment import Change, Origin
 from millpond.steps.window_block import Printer
 from millpond.storage import open_storage

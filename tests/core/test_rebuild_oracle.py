@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import millpond as mp
 from millpond.clock import SystemClock
-from millpond.log import merge, pointer, segment
+from millpond.log import merge_runs as merge
+from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.segment import STATE
 from millpond.run.maintenance import Caretaker

@@ -15,11 +15,11 @@ from millpond.clock import SystemClock
 from millpond.flow import Limit
 from millpond.log import paths as log_paths
 from millpond.log import pointer
+from millpond.log.heartbeat import Heartbeat
 from millpond.log.ledger import Ledger
 from millpond.log.paths import KINDS, Attempt, Paths, kind_of
 from millpond.log.record import SparkBatch
 from millpond.run import batch as batches
-from millpond.run.heartbeat import Heartbeat
 from millpond.storage import open_storage
 from millpond.storage.local import LocalStorage
 

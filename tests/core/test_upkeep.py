@@ -478,7 +478,7 @@ def test_changes_are_all_of_a_steps_state_changes(place: Path) -> None:
 
 
 def test_nothing_is_done_while_the_app_runs(place: Path) -> None:
-    from millpond.run.heartbeat import Heartbeat
+    from millpond.log.heartbeat import Heartbeat
 
     app = shop(place)
     run(app)

@@ -18,12 +18,12 @@ from millpond.cli.place import AppName, StateDir, chosen
 from millpond.clock import SystemClock, as_datetime
 from millpond.errors import MillpondError
 from millpond.log import manifest as manifests
+from millpond.log.heartbeat import seems_running
 from millpond.log.ledger import Ledger
 from millpond.log.paths import Paths, safe, unsafe
 from millpond.log.record import Record, StreamTime
 from millpond.opened import ReadOnlyApp
 from millpond.run.batch import positions_of
-from millpond.run.heartbeat import seems_running
 from millpond.storage import Storage
 from millpond.timing import as_user
 

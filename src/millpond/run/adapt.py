@@ -11,8 +11,8 @@ from millpond.codec.shapes import can_read
 from millpond.errors import Corrupt, Incompatible, InvalidUse
 from millpond.log import segment
 from millpond.log.record import Record, StepInfo
+from millpond.log.rewrite import Reshape, Rewriter, Upgrade, whole
 from millpond.pipeline.graph import Program
-from millpond.run.rewrite import Reshape, Rewriter, Upgrade, whole
 from millpond.steps.base import Step
 from millpond.steps.failure import unreadable
 from millpond.steps.migration import Migration

@@ -23,7 +23,11 @@ from typing import Literal
 from millpond.clock import Clock
 from millpond.errors import InvalidUse, Unavailable
 from millpond.flow import Limit
+from millpond.log.compaction import EVERY, Compactor
+from millpond.log.compaction_job import merged as merged_runs
 from millpond.log.record import Record
+from millpond.log.retention import Keep
+from millpond.log.rewrite import Rewriter
 from millpond.pipeline.graph import Program
 from millpond.run.adapt import adaptation, check_readable
 from millpond.run.ahead import Ahead
@@ -37,16 +41,12 @@ from millpond.run.batch import (
     positions_of,
     spark_batches,
 )
-from millpond.run.compaction import EVERY, Compactor
 from millpond.run.context import Moment, TooSoon
 from millpond.run.delivery import Courier
 from millpond.run.first import First
 from millpond.run.maintenance import Progress
-from millpond.run.merging import merged as merged_runs
 from millpond.run.owner import Owner
 from millpond.run.plan import disagreement, grouped
-from millpond.run.retention import Keep
-from millpond.run.rewrite import Rewriter
 from millpond.run.runtime import JobLost, Runtime
 from millpond.run.tasks import TooManyRows, TooMuch
 from millpond.run.telling import told

@@ -16,18 +16,18 @@ from millpond.clock import Clock, new_id
 from millpond.errors import Corrupt, Fenced, Incompatible, InvalidUse, MillpondError
 from millpond.log import checked, pointer, segment
 from millpond.log import manifest as manifests
+from millpond.log.compaction import Compactor
+from millpond.log.compaction_job import Merge, merged
+from millpond.log.heartbeat import check_stopped
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
 from millpond.log.paths import SAVEPOINT, Attempt, Paths, kind_of, safe
 from millpond.log.pointer import Pointer
 from millpond.log.reach import is_kept, oldest_within_reach, read_beside_retention, within_reach
 from millpond.log.record import FORMAT, Kind, Record
+from millpond.log.retention import Carried, Keep, carried_files, files_of, next_floor, orphans, prune, swept
+from millpond.log.rewrite import Rewriter, When, fields
 from millpond.log.segment import Change
-from millpond.run.compaction import Compactor
-from millpond.run.heartbeat import check_stopped
-from millpond.run.merging import Merge, merged
-from millpond.run.retention import Carried, Keep, carried_files, files_of, next_floor, orphans, prune, swept
-from millpond.run.rewrite import Rewriter, When, fields
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")

@@ -18,16 +18,16 @@ from millpond.errors import InvalidUse
 from millpond.flow import Limit, Sink
 from millpond.log import manifest as manifests
 from millpond.log import pointer
+from millpond.log.heartbeat import Beating, seems_running
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, Part, Run
 from millpond.log.paths import Attempt, Paths, shadow_of
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record
+from millpond.log.rewrite import fields
 from millpond.pipeline.graph import Deliver, Program
-from millpond.run.heartbeat import Beating, seems_running
 from millpond.run.maintenance import At, Caretaker
 from millpond.run.replay import Replay, history
-from millpond.run.rewrite import fields
 from millpond.run.runtime import Runtime
 from millpond.storage import Storage
 

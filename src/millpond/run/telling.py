@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from millpond.clock import elapsed
+from millpond.log.rewrite import Reshape
 from millpond.run.filling import OFTEN
 from millpond.run.maintenance import Progress
-from millpond.run.rewrite import Reshape
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from millpond.clock import new_id
-from millpond.log import merge, pointer, segment
+from millpond.log import merge_runs as merge
+from millpond.log import pointer, segment
 from millpond.log.manifest import Part, Run
 from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer

@@ -20,7 +20,8 @@ from millpond.clock import new_id
 from millpond.codec import decode_key, partitions_of
 from millpond.errors import Incompatible
 from millpond.log import manifest as manifests
-from millpond.log import merge, pointer, segment
+from millpond.log import merge_runs as merge
+from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, Part, Run, Runs
 from millpond.log.paths import Attempt, Paths

@@ -16,15 +16,15 @@ from typing import Literal
 from millpond.clock import new_id
 from millpond.errors import MillpondError
 from millpond.log import manifest as manifests
-from millpond.log import merge
+from millpond.log import merge_runs as merge
+from millpond.log.compaction_job import Merge
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, Run
 from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer
 from millpond.log.reach import readable_manifest
 from millpond.log.record import Record
-from millpond.run.merging import Merge
-from millpond.run.retention import Carried, Keep, next_floor, orphans, prune, swept
+from millpond.log.retention import Carried, Keep, next_floor, orphans, prune, swept
 from millpond.run.runtime import JobLost
 from millpond.storage import Storage
 
