@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from chaos_actors import NAME, SINKS, WINDOW, rows_of
 
 import millpond as mp
-from millpond.replica.local import close_below
+from millpond.replica.lmdb_store import close_below
 from millpond.run.commit import STEPS
 
 MOST_DRIVERS = 3

@@ -12,7 +12,7 @@ from typing import Any
 
 from millpond.log.segment import Change
 from millpond.replica import View
-from millpond.replica.local import Applied, close_below, replicated
+from millpond.replica.lmdb_store import Applied, close_below, replicated
 
 Cells = dict[tuple[str, bytes, bytes], bytes]
 

@@ -16,7 +16,7 @@ from small_drivers import WHOLE, Lanes, driver_of
 
 import millpond as mp
 from millpond.clock import SystemClock
-from millpond.replica.local import close_below
+from millpond.replica.lmdb_store import close_below
 from millpond.storage import open_storage
 from millpond.view import StateView
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import millpond as mp
 from millpond.log.segment import Change, table_of
-from millpond.replica.local import Applied, Replica
-from millpond.run import filling
+from millpond.replica import fill_progress as filling
+from millpond.replica.lmdb_store import Applied, Replica
 from millpond.storage import open_storage
 
 names = st.sampled_from([b"", b"v:a", b"v:b", b"w:" + b"x" * 300])

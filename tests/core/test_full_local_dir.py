@@ -17,8 +17,8 @@ from replica_workers import after, folded, records, wrong
 from small_drivers import WHOLE, Lanes, driver_of
 
 import millpond as mp
-from millpond.replica import local
-from millpond.replica.local import LOCK_BYTES, close_below, replicated
+from millpond.replica import lmdb_store as local
+from millpond.replica.lmdb_store import LOCK_BYTES, close_below, replicated
 from millpond.storage import open_storage
 
 

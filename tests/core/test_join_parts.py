@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.log.segment import Change
-from millpond.replica.local import Applied, Replica
+from millpond.replica.lmdb_store import Applied, Replica
 from millpond.steps.failure import BadInput
 from millpond.steps.join_merge import merged
 from millpond.steps.join_reach import LEFT, RIGHT, Reach, newest

@@ -14,7 +14,7 @@ from small_drivers import Lanes, driver_of, run_to_end
 
 import millpond as mp
 from millpond.errors import InvalidUse, StepFailed
-from millpond.replica.local import close_below
+from millpond.replica.lmdb_store import close_below
 from millpond.storage import open_storage
 from millpond.testing import TestDriver
 

@@ -16,7 +16,7 @@ from small_drivers import WHOLE, Lanes, driver_of
 from small_rebuilds import rebuild
 
 import millpond as mp
-from millpond.replica.local import close_below, replicated
+from millpond.replica.lmdb_store import close_below, replicated
 from millpond.storage import open_storage
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only /proc says what is open")

@@ -17,8 +17,10 @@ from replica_workers import after, catch_up, die_while_applying, die_while_readi
 
 from millpond.errors import Unavailable
 from millpond.log.segment import Change
-from millpond.replica import View, cells, home
-from millpond.replica.local import MOST_OPEN, Applied, Replica, close_below, replicated
+from millpond.replica import View
+from millpond.replica import cell_format as cells
+from millpond.replica import folders as home
+from millpond.replica.lmdb_store import MOST_OPEN, Applied, Replica, close_below, replicated
 
 KEYS = 400
 
@@ -66,7 +68,7 @@ def test_a_step_that_another_process_added_is_seen(folder, tmp_path):
     read = lambda view: reading(view, ["old", "new"])  # noqa: E731
     assert replicated(folder, after(log[:1]), read) == [b"10", None]
     code = (
-        "import sys; from pathlib import Path; from millpond.replica.local import Applied, replicated; "
+        "import sys; from pathlib import Path; from millpond.replica.lmdb_store import Applied, replicated; "
         "from millpond.log.segment import Change; "
         "replicated(Path(sys.argv[1]), lambda p: [Applied(1, {'new': [Change(b'1', b'', b'20')]})], lambda v: None)"
     )

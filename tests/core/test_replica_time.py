@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.log.segment import Change
-from millpond.replica.local import Applied, Replica
+from millpond.replica.lmdb_store import Applied, Replica
 
 KEYS = [b'"a"', b'"b"', b'"' + b"k" * 300 + b'"']
 CELLS = [b"", b"v:x", b"v:" + b"y" * 300]

@@ -17,7 +17,7 @@ import pytest
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.flow import Limit
-from millpond.replica.local import close_below
+from millpond.replica.lmdb_store import close_below
 from millpond.run.commit import Driver
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.files import FileSink

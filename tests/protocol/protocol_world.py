@@ -28,7 +28,7 @@ from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
 from millpond.log.record import Record
 from millpond.log.retention import files_of
-from millpond.replica.local import close_below
+from millpond.replica.lmdb_store import close_below
 from millpond.run.commit import Driver
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import MemoryStorage, Storage

@@ -21,7 +21,7 @@ from millpond.clock import Clock
 from millpond.errors import Corrupt, InvalidUse, MillpondError
 from millpond.log import checked
 from millpond.log.paths import Paths
-from millpond.replica.home import boot
+from millpond.replica.folders import boot
 from millpond.run.owner import Owner
 from millpond.storage import Storage
 

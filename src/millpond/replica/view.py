@@ -7,8 +7,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from millpond.replica.cells import DUE as HAS_DUE
-from millpond.replica.cells import (
+from millpond.replica.cell_format import DUE as HAS_DUE
+from millpond.replica.cell_format import (
     HEAD,
     KEY_ROOM,
     Damaged,

@@ -19,12 +19,13 @@ from millpond.log.manifest import Manifest
 from millpond.log.reach import earlier_manifest
 from millpond.log.segment import Change, Origin
 from millpond.pipeline.graph import Program
-from millpond.replica import View, home
-from millpond.replica.cells import Damaged
-from millpond.replica.local import Applied, Changes, replicated
-from millpond.replica.turns import turn
+from millpond.replica import View
+from millpond.replica import folders as home
+from millpond.replica.cell_format import Damaged
+from millpond.replica.fill_progress import Filling
+from millpond.replica.host_lock import turn
+from millpond.replica.lmdb_store import Applied, Changes, replicated
 from millpond.run.context import Context, Incomplete, Link, Segments, by_partition
-from millpond.run.filling import Filling
 from millpond.steps.migration import MARK
 from millpond.steps.table import ROW, Reader
 from millpond.steps.upgrading import UNMARKED, upgraded

@@ -8,7 +8,7 @@ from typing import Any
 
 from millpond.clock import elapsed
 from millpond.log.rewrite import Reshape
-from millpond.run.filling import OFTEN
+from millpond.replica.fill_progress import OFTEN
 from millpond.run.maintenance import Progress
 from millpond.storage import Storage
 

@@ -18,7 +18,7 @@ import numpy as np
 from millpond.aggregations import Aggregation
 from millpond.codec import decode_keys
 from millpond.log.segment import Change
-from millpond.replica.cells import place as place_of
+from millpond.replica.cell_format import place as place_of
 from millpond.rows.rows import ENDING, Keys, Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.values import make_change

@@ -20,7 +20,7 @@ from millpond.log import pointer
 from millpond.log.ledger import Ledger
 from millpond.log.segment import unpack_outputs
 from millpond.pipeline.graph import Deliver, Program, Read
-from millpond.replica.local import close_below
+from millpond.replica.lmdb_store import close_below
 from millpond.run.batch import positions_of
 from millpond.run.commit import ACTIONS, STEPS, Driver, StepName, When
 from millpond.run.rebuild import Rebuilt

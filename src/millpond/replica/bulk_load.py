@@ -9,7 +9,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.replica.cells import HEAD, KEY_ROOM
+from millpond.replica.cell_format import HEAD, KEY_ROOM
 
 
 def filled(txn: Any, database: Any, table: pa.Table) -> bool:

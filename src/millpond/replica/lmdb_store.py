@@ -36,10 +36,11 @@ import pyarrow as pa
 
 from millpond.errors import Unavailable
 from millpond.log.segment import Change, changes_of
-from millpond.replica import home, turns
-from millpond.replica.cells import DUE as HAS_DUE
-from millpond.replica.cells import HEAD, KEY_ROOM, Damaged, as_due, as_time, by_time, pack, place, times, unpack
-from millpond.replica.filling import filled
+from millpond.replica import folders as home
+from millpond.replica import host_lock as turns
+from millpond.replica.bulk_load import filled
+from millpond.replica.cell_format import DUE as HAS_DUE
+from millpond.replica.cell_format import HEAD, KEY_ROOM, Damaged, as_due, as_time, by_time, pack, place, times, unpack
 from millpond.replica.view import CELLS, DUE, WALL, View
 from millpond.timing import MAX_TICKS
 
