@@ -14,7 +14,7 @@ import millpond as mp
 from doc_pages import ROOT
 from millpond.pipeline.graph import Deliver, Program
 from millpond.pipeline.phases import phases
-from millpond.sinks import text
+from millpond.sinks import json_text as text
 
 EXAMPLES = sorted((ROOT / "examples").glob("*/*.py"))
 

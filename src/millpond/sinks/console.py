@@ -6,7 +6,7 @@ import sys
 from typing import Any, Literal
 
 from millpond.flow import Delivery
-from millpond.sinks import text
+from millpond.sinks import json_text as text
 
 
 class ConsoleSink:

@@ -16,7 +16,7 @@ from millpond.flow import Delivery, Registration
 from millpond.log import checked
 from millpond.log.paths import MOST_ELEMENT, cut
 from millpond.rows import arrow_tables as columns
-from millpond.sinks import text
+from millpond.sinks import json_text as text
 from millpond.storage import LocalStorage
 
 Format = Literal["jsonl", "parquet"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from millpond.sources.files import FileSource, Format
 from millpond.sources.rate import RateSource
-from millpond.sources.rows import RowSource
+from millpond.sources.row_list import RowSource
 
 __all__ = ["files", "rate", "rows"]
 

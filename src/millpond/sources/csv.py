@@ -12,9 +12,9 @@ from typing import IO, Any
 
 from millpond.errors import InvalidUse
 from millpond.flow import BadRow, Chunk, Split
+from millpond.sources.line_plan import entry_at
 from millpond.sources.lines import BLOCK, BOM, SMALL_BLOCK, blocks, compressed, newlines_before, opened
 from millpond.sources.ranges import CHUNK_BYTES, CHUNK_ROWS
-from millpond.sources.text import entry_at
 
 
 def read(split: Split) -> Iterator[Chunk]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millpond.flow import Chunk, JsonLines, Split
+from millpond.sources.line_plan import entry_at
 from millpond.sources.lines import (
     BLOCK,
     BOM,
@@ -21,7 +22,6 @@ from millpond.sources.lines import (
     opened,
 )
 from millpond.sources.ranges import CHUNK_ROWS
-from millpond.sources.text import entry_at
 
 
 def read(split: Split) -> Iterator[Chunk]:

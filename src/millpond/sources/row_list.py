@@ -16,7 +16,7 @@ LARGEST_SPLIT = 100_000
 
 
 class RowSource:
-    """Made by `millpond.sources.rows`; the position counts the rows that were read.
+    """Made by `millpond.sources.row_list`; the position counts the rows that were read.
 
     A list is kept as it is, so rows appended to it later are read later; what was read must stay in it.
     A split carries its rows to the task, whatever Python objects they are: its detail is not plain JSON,
