@@ -34,10 +34,10 @@ from millpond.run.maintenance import Verdict
 from millpond.run.rebuild import Difference, Rebuilt
 from millpond.steps.external import external
 from millpond.steps.failure import retry
-from millpond.steps.migration import lazily
-from millpond.steps.state import State, StateList, StateMap
-from millpond.steps.timers import Timer, Timers
-from millpond.steps.ttl import ttl
+from millpond.steps.state.handle import State, StateList, StateMap
+from millpond.steps.state.migration import lazily
+from millpond.steps.state.timers import Timer, Timers
+from millpond.steps.state.ttl import ttl
 from millpond.upkeep import StateChange
 from millpond.view import Moment, StateView
 from millpond.windows import triggers

@@ -16,7 +16,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.reach import read_beside_retention
 from millpond.log.retention import Keep, keeping
 from millpond.run.maintenance import Caretaker, Progress, Verdict, verified
-from millpond.steps.migration import MARK
+from millpond.steps.state.migration import MARK
 from millpond.storage import Storage, open_storage
 
 

@@ -28,11 +28,11 @@ from millpond.run.context import Context, Link
 from millpond.run.replicas import caught_up
 from millpond.steps.aggregate import results
 from millpond.steps.base import Step
-from millpond.steps.entries import MORTAL, is_state, living
 from millpond.steps.join_buffer import JOINS, shown
-from millpond.steps.state import assemble
+from millpond.steps.state.expiring import MORTAL, is_state, living
+from millpond.steps.state.handle import assemble
+from millpond.steps.state.lazy_migration import upgraded
 from millpond.steps.table import ROW
-from millpond.steps.upgrading import upgraded
 from millpond.steps.window_view import open_windows
 from millpond.storage import Storage
 

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from millpond.errors import InvalidUse
 from millpond.steps.failure import OnError
-from millpond.steps.ttl import Lifetime
+from millpond.steps.state.ttl import Lifetime
 
 
 class Kept(TypedDict, total=False):

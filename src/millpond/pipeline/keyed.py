@@ -24,8 +24,8 @@ from millpond.steps.expiring_map import begin as begin_map
 from millpond.steps.external import External
 from millpond.steps.failure import OnError
 from millpond.steps.process import Process, Processor, made
-from millpond.steps.state import State
-from millpond.steps.ttl import TTL, Lifetime, checked_ttl
+from millpond.steps.state.handle import State
+from millpond.steps.state.ttl import TTL, Lifetime, checked_ttl
 from millpond.timing import duration
 from millpond.windows.kinds import MISSING, Window
 from millpond.windows.triggers import Trigger, on_close

@@ -14,9 +14,9 @@ from millpond.pipeline.kept import checked_versions
 from millpond.pipeline.stream import Stream
 from millpond.steps.base import Step
 from millpond.steps.failure import OnError, checked
-from millpond.steps.migration import Lazily
-from millpond.steps.ttl import Lifetime, checked_ttl
-from millpond.steps.upgrading import begin_lazily
+from millpond.steps.state.lazy_migration import begin_lazily
+from millpond.steps.state.migration import Lazily
+from millpond.steps.state.ttl import Lifetime, checked_ttl
 from millpond.timing import Duration
 
 if TYPE_CHECKING:

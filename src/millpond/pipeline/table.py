@@ -11,7 +11,7 @@ from millpond.steps.base import Step
 from millpond.steps.external import External
 from millpond.steps.failure import checked
 from millpond.steps.lookup import Lookup
-from millpond.steps.ttl import TTL
+from millpond.steps.state.ttl import TTL
 
 HOWS = ("left", "inner")
 

@@ -15,8 +15,8 @@ from millpond.log.rewrite import Reshape, Rewriter, Upgrade, whole
 from millpond.pipeline.graph import Program
 from millpond.steps.base import Step
 from millpond.steps.failure import unreadable
-from millpond.steps.migration import Migration
-from millpond.steps.upgrading import UNMARKED
+from millpond.steps.state.lazy_migration import UNMARKED
+from millpond.steps.state.migration import Migration
 from millpond.storage import Storage
 
 

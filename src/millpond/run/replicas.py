@@ -26,9 +26,9 @@ from millpond.replica.fill_progress import Filling
 from millpond.replica.host_lock import turn
 from millpond.replica.lmdb_store import Applied, Changes, replicated
 from millpond.run.context import Context, Incomplete, Link, Segments, by_partition
-from millpond.steps.migration import MARK
+from millpond.steps.state.lazy_migration import UNMARKED, upgraded
+from millpond.steps.state.migration import MARK
 from millpond.steps.table import ROW, Reader
-from millpond.steps.upgrading import UNMARKED, upgraded
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")

@@ -11,9 +11,9 @@ from millpond.aggregations import Aggregation, result_of
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
-from millpond.steps.entries import Entries
-from millpond.steps.ttl import is_mortal
-from millpond.steps.values import Packed, Values, is_absent
+from millpond.steps.state.expiring import Entries
+from millpond.steps.state.single import Packed, Values, is_absent
+from millpond.steps.state.ttl import is_mortal
 
 
 class Aggregate:

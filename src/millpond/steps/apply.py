@@ -16,8 +16,8 @@ from typing import Any
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row, several
-from millpond.steps.entries import Entries
-from millpond.steps.state import State
+from millpond.steps.state.expiring import Entries
+from millpond.steps.state.handle import State
 
 Emit = Callable[[Any, Any], Iterable[Any]]  # what the function returned, and the row, to outputs
 

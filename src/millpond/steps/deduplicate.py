@@ -13,10 +13,10 @@ from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
-from millpond.steps.entries import Entries
-from millpond.steps.state import cell_of
-from millpond.steps.ttl import TTL, Times
-from millpond.steps.values import is_absent
+from millpond.steps.state.expiring import Entries
+from millpond.steps.state.handle import cell_of
+from millpond.steps.state.single import is_absent
+from millpond.steps.state.ttl import TTL, Times
 from millpond.timing import Time, as_time, span, ticks, unit_of
 
 _SEEN = cell_of("m", "seen") + b":"  # and the id

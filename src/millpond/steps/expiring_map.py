@@ -8,10 +8,10 @@ from millpond.codec import copy_value
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn, each_row
-from millpond.steps.entries import Entries
+from millpond.steps.state.expiring import Entries
+from millpond.steps.state.single import is_absent
+from millpond.steps.state.ttl import is_mortal
 from millpond.steps.stateful_map import StatefulMap, pair
-from millpond.steps.ttl import is_mortal
-from millpond.steps.values import is_absent
 
 _WHOLE = b""  # the one cell of a key
 

@@ -8,10 +8,10 @@ from typing import Any
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Step, Turn, each_row
-from millpond.steps.entries import Entries
+from millpond.steps.state.expiring import Entries
+from millpond.steps.state.single import Packed, is_absent
+from millpond.steps.state.ttl import is_mortal
 from millpond.steps.table import ROW, TIME, Table
-from millpond.steps.ttl import is_mortal
-from millpond.steps.values import Packed, is_absent
 
 
 class ExpiringTable:

@@ -24,10 +24,10 @@ from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import ENDING, Rows
 from millpond.steps.base import Made, Outputs, Step, Turn, each_row
-from millpond.steps.entries import Entries
 from millpond.steps.failure import FAULTS, stopped
-from millpond.steps.state import State
-from millpond.steps.timers import CLOCK, EVENT, Timers, held
+from millpond.steps.state.expiring import Entries
+from millpond.steps.state.handle import State
+from millpond.steps.state.timers import CLOCK, EVENT, Timers, held
 from millpond.timing import MAX_TICKS, as_user
 
 MOST_AT_ONCE = 10_000  # times that one timer fires for one moment: one that sets itself anew for it never ends

@@ -20,7 +20,7 @@ from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Step, Turn
 from millpond.steps.failure import FAULTS, is_needed_again, own_copy
-from millpond.steps.values import ABSENT, DROPPED, EASY, Packed, Values
+from millpond.steps.state.single import ABSENT, DROPPED, EASY, Packed, Values
 
 
 class StatefulMap:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from millpond.codec import Codec, decode_keys
 from millpond.log.segment import Change, column_of
-from millpond.steps.values import make_change
+from millpond.steps.state.single import make_change
 
 Array = np.ndarray[Any, Any]
 

@@ -21,7 +21,7 @@ from millpond.log.segment import Change
 from millpond.replica.cell_format import place as place_of
 from millpond.rows.rows import ENDING, Keys, Rows
 from millpond.steps.base import Step, Turn
-from millpond.steps.values import make_change
+from millpond.steps.state.single import make_change
 from millpond.steps.window import Saved
 from millpond.steps.window_block import Block, Known, Printer, as_rows, changes_of
 from millpond.steps.window_columns import Array, Column, Groups, Refused, Totals, can_read, column_of, grouped

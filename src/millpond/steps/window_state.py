@@ -18,7 +18,7 @@ from urllib.parse import quote
 from millpond.aggregations import Aggregation, distinct
 from millpond.codec import Codec
 from millpond.replica import View
-from millpond.steps.values import Packed, is_easy
+from millpond.steps.state.single import Packed, is_easy
 
 Stamp = tuple[int, int]  # a row's place in the order of arrival: that of the batch, and its number there
 

@@ -9,9 +9,9 @@ from urllib.parse import quote, unquote
 
 from millpond.codec import Codec, decode_key, encode_key
 from millpond.errors import InvalidUse
-from millpond.steps.entries import Entries
-from millpond.steps.ttl import checked_ttl
-from millpond.steps.values import is_absent
+from millpond.steps.state.expiring import Entries
+from millpond.steps.state.single import is_absent
+from millpond.steps.state.ttl import checked_ttl
 from millpond.timing import Time
 
 

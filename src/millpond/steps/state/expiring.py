@@ -19,9 +19,9 @@ from typing import Any
 
 from millpond.replica import Entry
 from millpond.steps.base import Step, Turn
-from millpond.steps.cells import Cells
-from millpond.steps.ttl import TTL, Now, Times
-from millpond.steps.values import ABSENT, DROPPED, is_absent
+from millpond.steps.state.named import Cells
+from millpond.steps.state.single import ABSENT, DROPPED, is_absent
+from millpond.steps.state.ttl import TTL, Now, Times
 from millpond.timing import span
 
 _NEVER: Times = (None, None)

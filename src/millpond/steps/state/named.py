@@ -11,7 +11,7 @@ from millpond.errors import Incompatible
 from millpond.log.segment import Change
 from millpond.replica import Entry, View
 from millpond.steps.failure import unreadable
-from millpond.steps.values import ABSENT, DROPPED, Packed, is_absent, is_easy
+from millpond.steps.state.single import ABSENT, DROPPED, Packed, is_absent, is_easy
 
 Times = tuple[int | None, int | None]  # an event time and a time of the clock, where a cell has them
 

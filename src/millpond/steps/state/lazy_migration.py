@@ -14,7 +14,7 @@ from millpond.log.segment import Change
 from millpond.replica import Entry, View
 from millpond.rows.rows import Rows
 from millpond.steps.base import Running, Step, Turn
-from millpond.steps.migration import MARK, SINGLE, Migration
+from millpond.steps.state.migration import MARK, SINGLE, Migration
 
 Begin = Callable[[Step, Turn], Running]
 UNMARKED = "unmarked"  # what a batch is told of a step: the version of state that has no mark

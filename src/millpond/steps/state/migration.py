@@ -19,7 +19,7 @@ from millpond.codec.refusal import short
 from millpond.errors import Incompatible, InvalidUse
 from millpond.log.segment import Change
 from millpond.steps.failure import FAULTS
-from millpond.steps.state import cell_of, name_of
+from millpond.steps.state.handle import cell_of, name_of
 
 MARK = b"~"
 SINGLE = ("stateful_map", "table")  # steps that keep one value per key

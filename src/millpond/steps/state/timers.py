@@ -11,9 +11,9 @@ from typing import Any
 
 from millpond.errors import InvalidUse
 from millpond.steps.base import Turn
-from millpond.steps.entries import Entries
-from millpond.steps.state import cell_of, name_of
-from millpond.steps.values import is_absent
+from millpond.steps.state.expiring import Entries
+from millpond.steps.state.handle import cell_of, name_of
+from millpond.steps.state.single import is_absent
 from millpond.timing import Time, Unit, as_time, as_user, duration, span, ticks, unit_of
 
 EVENT, CLOCK = b"t:", b"c:"

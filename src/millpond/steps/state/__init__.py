@@ -1,0 +1,1 @@
+"""The handles and overlays through which a step reads and writes state within one batch."""
