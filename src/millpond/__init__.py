@@ -32,12 +32,12 @@ from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
 from millpond.run.maintenance import Verdict
 from millpond.run.rebuild import Difference, Rebuilt
-from millpond.steps.external import external
 from millpond.steps.failure import retry
 from millpond.steps.state.handle import State, StateList, StateMap
 from millpond.steps.state.migration import lazily
 from millpond.steps.state.timers import Timer, Timers
 from millpond.steps.state.ttl import ttl
+from millpond.steps.verbs.external import external
 from millpond.upkeep import StateChange
 from millpond.view import Moment, StateView
 from millpond.windows import triggers

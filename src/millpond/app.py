@@ -31,8 +31,8 @@ from millpond.run.loop import Settings, run
 from millpond.run.maintenance import Progress
 from millpond.run.plan import as_of
 from millpond.run.runtime import Runtime
-from millpond.steps.expiring_table import begin as begin_table
 from millpond.steps.failure import OnError, checked
+from millpond.steps.verbs.expiring_table import begin as begin_table
 from millpond.storage import Storage, open_storage
 from millpond.timing import duration, seconds
 

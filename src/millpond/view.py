@@ -26,13 +26,13 @@ from millpond.replica import folders as home
 from millpond.replica.lmdb_store import close_below, forget
 from millpond.run.context import Context, Link
 from millpond.run.replicas import caught_up
-from millpond.steps.aggregate import results
 from millpond.steps.base import Step
 from millpond.steps.join_buffer import JOINS, shown
 from millpond.steps.state.expiring import MORTAL, is_state, living
 from millpond.steps.state.handle import assemble
 from millpond.steps.state.lazy_migration import upgraded
-from millpond.steps.table import ROW
+from millpond.steps.verbs.aggregate import results
+from millpond.steps.verbs.table import ROW
 from millpond.steps.window_view import open_windows
 from millpond.storage import Storage
 

@@ -14,8 +14,8 @@ from millpond.errors import InvalidUse
 from millpond.flow import Sink
 from millpond.log.paths import check_name
 from millpond.steps.base import Step
-from millpond.steps.external import Cache, External
 from millpond.steps.failure import OnError, Retry
+from millpond.steps.verbs.external import Cache, External
 from millpond.timing import Duration
 
 

@@ -17,15 +17,15 @@ from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.stream import On, Stream, concurrent, function
 from millpond.pipeline.table import Table, lookup_node
 from millpond.pipeline.windowed import By, Fires, Panes, WindowedStream, window_options
-from millpond.steps.aggregate import Aggregate
-from millpond.steps.apply import Apply
-from millpond.steps.deduplicate import Deduplicate
-from millpond.steps.expiring_map import begin as begin_map
-from millpond.steps.external import External
 from millpond.steps.failure import OnError
-from millpond.steps.process import Process, Processor, made
 from millpond.steps.state.handle import State
 from millpond.steps.state.ttl import TTL, Lifetime, checked_ttl
+from millpond.steps.verbs.aggregate import Aggregate
+from millpond.steps.verbs.apply import Apply
+from millpond.steps.verbs.deduplicate import Deduplicate
+from millpond.steps.verbs.expiring_map import begin as begin_map
+from millpond.steps.verbs.external import External
+from millpond.steps.verbs.process import Process, Processor, made
 from millpond.timing import duration
 from millpond.windows.kinds import MISSING, Window
 from millpond.windows.triggers import Trigger, on_close

@@ -9,8 +9,8 @@ from millpond.errors import InvalidUse
 from millpond.flow import Sink
 from millpond.pipeline import graph as g
 from millpond.pipeline.table import Table, lookup_node
-from millpond.steps.external import External
 from millpond.steps.failure import OnError, checked
+from millpond.steps.verbs.external import External
 
 if TYPE_CHECKING:
     from millpond.pipeline.keyed import KeyedStream

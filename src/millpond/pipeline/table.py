@@ -8,10 +8,10 @@ from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.pipeline.fields import Field, read_field
 from millpond.steps.base import Step
-from millpond.steps.external import External
 from millpond.steps.failure import checked
-from millpond.steps.lookup import Lookup
 from millpond.steps.state.ttl import TTL
+from millpond.steps.verbs.external import External
+from millpond.steps.verbs.lookup import Lookup
 
 HOWS = ("left", "inner")
 

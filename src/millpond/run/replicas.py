@@ -28,7 +28,7 @@ from millpond.replica.lmdb_store import Applied, Changes, replicated
 from millpond.run.context import Context, Incomplete, Link, Segments, by_partition
 from millpond.steps.state.lazy_migration import UNMARKED, upgraded
 from millpond.steps.state.migration import MARK
-from millpond.steps.table import ROW, Reader
+from millpond.steps.verbs.table import ROW, Reader
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")

@@ -16,9 +16,7 @@ from millpond.log.record import StreamTime
 from millpond.pipeline import graph as g
 from millpond.replica import View
 from millpond.rows.rows import Rows, shaped
-from millpond.run.concurrent import mapped
 from millpond.run.context import Context, Made, TooSoon
-from millpond.run.fetching import fetched
 from millpond.run.keying import Failed, keyed
 from millpond.run.leaving import Leaving
 from millpond.run.readable import readable
@@ -35,7 +33,9 @@ from millpond.steps.failure import (
     own_copy,
     unreadable,
 )
-from millpond.steps.table import Reader
+from millpond.steps.verbs.external_lookup import fetched
+from millpond.steps.verbs.map_async import mapped
+from millpond.steps.verbs.table import Reader
 from millpond.timing import Times, Unit, as_time, span, ticks, unit_of
 
 

@@ -17,9 +17,9 @@ from millpond.codec import copy_value, decode_key
 from millpond.log.segment import Change
 from millpond.replica import Entry
 from millpond.rows.rows import ENDING, Rows
-from millpond.steps.aggregate import key_fields
 from millpond.steps.base import Made, Step, Turn, each_row
 from millpond.steps.failure import FAULTS, BadInput
+from millpond.steps.verbs.aggregate import key_fields
 from millpond.steps.window_firing import Firing
 from millpond.steps.window_marks import Marks
 from millpond.steps.window_state import Accumulators, Window, restore

@@ -8,8 +8,8 @@ from typing import Any
 from millpond import aggregations as known
 from millpond.aggregations import Aggregation
 from millpond.codec import Codec
-from millpond.steps.aggregate import key_fields
 from millpond.steps.base import Step
+from millpond.steps.verbs.aggregate import key_fields
 from millpond.steps.window_sliding import together
 from millpond.steps.window_state import Accumulators, Window
 from millpond.timing import Unit, as_user

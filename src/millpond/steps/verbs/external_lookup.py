@@ -8,10 +8,10 @@ from typing import Any
 from millpond.clock import Clock
 from millpond.pipeline.graph import Fetch
 from millpond.rows.rows import Rows
-from millpond.run.concurrent import answer
-from millpond.steps.external import Cache
 from millpond.steps.failure import FAULTS, BadInput, Retry, own_copy
-from millpond.steps.lookup import MISSING, Failed, is_nothing, paired, plainer
+from millpond.steps.verbs.external import Cache
+from millpond.steps.verbs.lookup import MISSING, Failed, is_nothing, paired, plainer
+from millpond.steps.verbs.map_async import answer
 
 Known = tuple[type, Any]  # a key, with its type: 1 is not True
 

@@ -11,7 +11,7 @@ from millpond.steps.base import Outputs, Step, Turn, each_row
 from millpond.steps.state.expiring import Entries
 from millpond.steps.state.single import is_absent
 from millpond.steps.state.ttl import is_mortal
-from millpond.steps.stateful_map import StatefulMap, pair
+from millpond.steps.verbs.stateful_map import StatefulMap, pair
 
 _WHOLE = b""  # the one cell of a key
 

@@ -11,7 +11,7 @@ from millpond.steps.base import Step, Turn, each_row
 from millpond.steps.state.expiring import Entries
 from millpond.steps.state.single import Packed, is_absent
 from millpond.steps.state.ttl import is_mortal
-from millpond.steps.table import ROW, TIME, Table
+from millpond.steps.verbs.table import ROW, TIME, Table
 
 
 class ExpiringTable:

@@ -1,0 +1,1 @@
+"""The verbs of streams at work, one per file."""
