@@ -27,7 +27,7 @@ from millpond.replica.lmdb_store import close_below, forget
 from millpond.run.context import Context, Link
 from millpond.run.replicas import caught_up
 from millpond.steps.base import Step
-from millpond.steps.join_buffer import JOINS, shown
+from millpond.steps.joins.buffer import JOINS, shown
 from millpond.steps.state.expiring import MORTAL, is_state, living
 from millpond.steps.state.handle import assemble
 from millpond.steps.state.lazy_migration import upgraded

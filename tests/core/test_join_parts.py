@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from millpond.log.segment import Change
 from millpond.replica.lmdb_store import Applied, Replica
 from millpond.steps.failure import BadInput
-from millpond.steps.join_merge import merged
-from millpond.steps.join_reach import LEFT, RIGHT, Reach, newest
+from millpond.steps.joins.merge import merged
+from millpond.steps.joins.reach import LEFT, RIGHT, Reach, newest
 from millpond.timing import MAX_TICKS
 
 reaches = st.builds(Reach, *[st.integers(0, 9)] * 3)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from millpond.pipeline import joins
 from millpond.pipeline.stepping import Stepping
 from millpond.steps.failure import OnError
-from millpond.steps.join_asof import JoinAsof
-from millpond.steps.join_interval import JoinInterval
-from millpond.steps.join_window import JoinWindow
+from millpond.steps.joins.asof import JoinAsof
+from millpond.steps.joins.interval import JoinInterval
+from millpond.steps.joins.window import JoinWindow
 from millpond.windows.kinds import MISSING, Hopping
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.failure import FAULTS, BadInput, OnError, is_needed_again, own_copy, unreadable
-from millpond.steps.join_merge import merged
+from millpond.steps.joins.merge import merged
 
 Failed = Callable[[int, Any, BaseException, Callable[[], None] | None], None]  # place, row, error, another attempt
 On = Callable[[Any], Any]  # a row to the key that it looks up

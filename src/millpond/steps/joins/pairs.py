@@ -11,8 +11,8 @@ from millpond.codec import decode_key
 from millpond.rows.rows import ENDING, Rows
 from millpond.steps.base import Made, Step, Turn
 from millpond.steps.failure import FAULTS, own_copy
-from millpond.steps.join_buffer import Row
-from millpond.steps.join_merge import merged
+from millpond.steps.joins.buffer import Row
+from millpond.steps.joins.merge import merged
 from millpond.timing import Unit
 
 Found = tuple[int, int, bytes, bytes, bytes, Row | None, Row | None]

@@ -21,7 +21,7 @@ from millpond.replica import Entry
 from millpond.rows.rows import Keys, Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.failure import BadInput, own_copy
-from millpond.steps.join_reach import SIDES
+from millpond.steps.joins.reach import SIDES
 from millpond.timing import MAX_TICKS, Times, Unit, difference
 
 JOINS = ("join_interval", "join_asof", "join_window")  # the kinds of step that keep rows so

@@ -9,9 +9,9 @@ from millpond.codec import decode_key
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Made, Step, Turn
-from millpond.steps.join_buffer import Arrivals, Changes, Row, first_cell, kept, last_cell, nothing
-from millpond.steps.join_pairs import Pairs
-from millpond.steps.join_reach import LEFT, RIGHT, newest
+from millpond.steps.joins.buffer import Arrivals, Changes, Row, first_cell, kept, last_cell, nothing
+from millpond.steps.joins.pairs import Pairs
+from millpond.steps.joins.reach import LEFT, RIGHT, newest
 from millpond.timing import Unit, span
 
 

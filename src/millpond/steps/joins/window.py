@@ -16,10 +16,10 @@ from typing import Any
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Step, Turn
-from millpond.steps.join_buffer import Arrivals, Changes, Row, kept, nothing, read
-from millpond.steps.join_interval import HOWS
-from millpond.steps.join_pairs import Pairs
-from millpond.steps.join_reach import LEFT, RIGHT, SIDES
+from millpond.steps.joins.buffer import Arrivals, Changes, Row, kept, nothing, read
+from millpond.steps.joins.interval import HOWS
+from millpond.steps.joins.pairs import Pairs
+from millpond.steps.joins.reach import LEFT, RIGHT, SIDES
 from millpond.timing import MAX_TICKS, Unit, as_user, span
 from millpond.windows.assigning import closing, starts_of
 from millpond.windows.naming import extent_of, window_cell

@@ -8,9 +8,9 @@ from __future__ import annotations
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Step, Turn
-from millpond.steps.join_buffer import Arrivals, Changes, Row, kept, nothing, read
-from millpond.steps.join_pairs import Pairs
-from millpond.steps.join_reach import LEFT, RIGHT, Reach
+from millpond.steps.joins.buffer import Arrivals, Changes, Row, kept, nothing, read
+from millpond.steps.joins.pairs import Pairs
+from millpond.steps.joins.reach import LEFT, RIGHT, Reach
 from millpond.timing import MAX_TICKS, Unit, span
 
 # Whose unmatched rows come out: the left's, the right's.

@@ -1,0 +1,1 @@
+"""The joins of two streams, one per file, and what they share."""
