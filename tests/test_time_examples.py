@@ -11,7 +11,7 @@ import pytest
 
 import millpond as mp
 from doc_pages import ROOT
-from millpond.windows import kinds
+from millpond.steps.windows import definitions as kinds
 from time_examples import EXAMPLES, name_of, printed, told
 
 Look = Callable[[], None]

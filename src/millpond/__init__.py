@@ -38,10 +38,8 @@ from millpond.steps.state.migration import lazily
 from millpond.steps.state.timers import Timer, Timers
 from millpond.steps.state.ttl import ttl
 from millpond.steps.verbs.external import external
-from millpond.upkeep import StateChange
-from millpond.view import Moment, StateView
-from millpond.windows import triggers
-from millpond.windows.kinds import (
+from millpond.steps.windows import triggers
+from millpond.steps.windows.definitions import (
     NO_GRACE,
     count_hopping,
     count_sliding,
@@ -52,6 +50,8 @@ from millpond.windows.kinds import (
     sliding,
     tumbling,
 )
+from millpond.upkeep import StateChange
+from millpond.view import Moment, StateView
 
 __version__ = "0.1.0"
 

@@ -13,7 +13,7 @@ import millpond as mp
 from millpond.log import merge_runs as merge
 from millpond.log import segment
 from millpond.log.segment import Change, Origin
-from millpond.steps.window_block import Printer
+from millpond.steps.windows.columnar.block import Printer
 from millpond.storage import open_storage
 
 ORIGIN = Origin("much", "step", 0, 1)

@@ -9,8 +9,8 @@ import pytest
 from small_windows import panes, row, rows, sent, windowed
 
 import millpond as mp
+from millpond.steps.windows.assign import starts_of
 from millpond.testing import TestDriver
-from millpond.windows.assigning import starts_of
 
 THREE = datetime(2015, 9, 13, 3, 0, tzinfo=UTC)
 A15 = [

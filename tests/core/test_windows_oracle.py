@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from small_windows import row, windowed
 
 import millpond as mp
+from millpond.steps.windows.session_merge import merged, together
 from millpond.testing import Crashed, TestDriver
-from millpond.windows.sessions import merged, together
 
 MANY = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 DISORDER = 7

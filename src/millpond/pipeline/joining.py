@@ -12,7 +12,7 @@ from millpond.steps.failure import OnError
 from millpond.steps.joins.asof import JoinAsof
 from millpond.steps.joins.interval import JoinInterval
 from millpond.steps.joins.window import JoinWindow
-from millpond.windows.kinds import MISSING, Hopping
+from millpond.steps.windows.definitions import MISSING, Hopping
 
 if TYPE_CHECKING:
     from millpond.pipeline.keyed import JoinedStream, KeyedStream

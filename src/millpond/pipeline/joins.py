@@ -7,8 +7,8 @@ from typing import Any
 
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
+from millpond.steps.windows.definitions import MISSING, Hopping
 from millpond.timing import Duration, duration
-from millpond.windows.kinds import MISSING, Hopping
 
 HOWS = ("inner", "left", "right", "outer")
 

@@ -26,9 +26,9 @@ from millpond.steps.verbs.deduplicate import Deduplicate
 from millpond.steps.verbs.expiring_map import begin as begin_map
 from millpond.steps.verbs.external import External
 from millpond.steps.verbs.process import Process, Processor, made
+from millpond.steps.windows.definitions import MISSING, Window
+from millpond.steps.windows.triggers import Trigger, on_close
 from millpond.timing import duration
-from millpond.windows.kinds import MISSING, Window
-from millpond.windows.triggers import Trigger, on_close
 
 R = TypeVar("R")
 K = TypeVar("K")

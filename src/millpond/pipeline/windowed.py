@@ -11,14 +11,14 @@ from millpond.errors import InvalidUse
 from millpond.pipeline.retractions import with_retractions
 from millpond.steps.base import Step, Turn
 from millpond.steps.failure import OnError
-from millpond.steps.window import Windows
-from millpond.steps.window_bulk import fields_read, hops
-from millpond.steps.window_sessions import Sessions
-from millpond.steps.window_sliding import Slides
-from millpond.steps.window_spans import Counts, Everything
+from millpond.steps.windows.columnar.step import fields_read, hops
+from millpond.steps.windows.definitions import TIMED, Counting, Global, Hopping, Session, Sliding, Window, checked_grace
+from millpond.steps.windows.grid import Counts, Everything
+from millpond.steps.windows.sessions import Sessions
+from millpond.steps.windows.sliding import Slides
+from millpond.steps.windows.step import Windows
+from millpond.steps.windows.triggers import Trigger
 from millpond.timing import Duration
-from millpond.windows.kinds import TIMED, Counting, Global, Hopping, Session, Sliding, Window, checked_grace
-from millpond.windows.triggers import Trigger
 
 if TYPE_CHECKING:
     from millpond.pipeline.keyed import KeyedStream

@@ -18,13 +18,13 @@ from typing import Any
 
 from millpond.replica import Entry
 from millpond.steps.base import Step, Turn
-from millpond.steps.window import Saved, Windows
-from millpond.steps.window_blocks import WORTH, Blocks
-from millpond.steps.window_state import Accumulators, Window
-from millpond.steps.window_stretch import Stretch
+from millpond.steps.windows.assign import closing_inclusive
+from millpond.steps.windows.cell_names import extent_of, text_of, time_cell, time_of, window_cell
+from millpond.steps.windows.open_window import Accumulators, Window
+from millpond.steps.windows.read_range import Stretch
+from millpond.steps.windows.sliding_cache import WORTH, Blocks
+from millpond.steps.windows.step import Saved, Windows
 from millpond.timing import Unit, as_user
-from millpond.windows.assigning import closing_inclusive
-from millpond.windows.naming import extent_of, text_of, time_cell, time_of, window_cell
 
 
 @dataclass

@@ -10,10 +10,10 @@ from millpond.aggregations import Aggregation
 from millpond.codec import Codec
 from millpond.steps.base import Step
 from millpond.steps.verbs.aggregate import key_fields
-from millpond.steps.window_sliding import together
-from millpond.steps.window_state import Accumulators, Window
+from millpond.steps.windows.cell_names import GLOBAL, extent_of, time_of
+from millpond.steps.windows.open_window import Accumulators, Window
+from millpond.steps.windows.sliding import together
 from millpond.timing import Unit, as_user
-from millpond.windows.naming import GLOBAL, extent_of, time_of
 
 Cells = list[tuple[bytes, bytes]]
 

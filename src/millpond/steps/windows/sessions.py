@@ -12,13 +12,13 @@ from millpond.replica import Entry
 from millpond.rows.rows import Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.failure import FAULTS
-from millpond.steps.window import Saved, Windows
-from millpond.steps.window_state import Window
-from millpond.steps.window_stretch import Stretch
+from millpond.steps.windows.assign import closing_inclusive
+from millpond.steps.windows.cell_names import extent_of, session_cell, text_of
+from millpond.steps.windows.open_window import Window
+from millpond.steps.windows.read_range import Stretch
+from millpond.steps.windows.session_merge import clusters, together
+from millpond.steps.windows.step import Saved, Windows
 from millpond.timing import Unit
-from millpond.windows.assigning import closing_inclusive
-from millpond.windows.naming import extent_of, session_cell, text_of
-from millpond.windows.sessions import clusters, together
 
 
 def _last(w: Window) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from millpond.steps.base import Turn
-from millpond.steps.window_marks import Marks
-from millpond.steps.window_state import Accumulators, Window
+from millpond.steps.windows.key_state import Marks
+from millpond.steps.windows.open_window import Accumulators, Window
+from millpond.steps.windows.triggers import Cause, Event, Trigger
 from millpond.timing import Unit
-from millpond.windows.triggers import Cause, Event, Trigger
 
 
 class Firing:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from millpond.replica import Entry, View
-from millpond.steps.window_state import Accumulators, Window
+from millpond.steps.windows.cell_names import text_of, time_of
+from millpond.steps.windows.open_window import Accumulators, Window
 from millpond.timing import Unit
-from millpond.windows.naming import text_of, time_of
 
 PER_WINDOW = 32  # blocks in a window's size
 WORTH = 8  # parts in a block: fewer are read as fast

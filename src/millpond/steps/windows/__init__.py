@@ -1,0 +1,1 @@
+"""Windows: their definitions, triggers, and how they run over rows or columns."""

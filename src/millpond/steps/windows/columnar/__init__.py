@@ -1,0 +1,1 @@
+"""Tumbling and hopping windows over columns instead of rows."""
