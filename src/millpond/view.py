@@ -21,10 +21,10 @@ from millpond.log.manifest import Manifest
 from millpond.log.paths import FOLDERS, Paths
 from millpond.log.reach import ATTEMPTS, read_beside_retention, within_reach
 from millpond.log.record import Record
+from millpond.messages import Context, Link
 from millpond.replica import View
 from millpond.replica import folders as home
 from millpond.replica.lmdb_store import close_below, forget
-from millpond.run.context import Context, Link
 from millpond.run.replicas import caught_up
 from millpond.steps.base import Step
 from millpond.steps.joins.buffer import JOINS, shown

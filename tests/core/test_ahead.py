@@ -14,10 +14,10 @@ from small_drivers import Lanes
 
 import millpond as mp
 from millpond.clock import ManualClock
+from millpond.messages import Stage
 from millpond.run.ahead import Ahead
 from millpond.run.batch import Plan
 from millpond.run.commit import STEPS, Driver
-from millpond.run.context import Stage
 from millpond.run.runtime import JobLost
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage, open_storage

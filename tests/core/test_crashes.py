@@ -12,8 +12,8 @@ from small_drivers import WHOLE, Lanes, driver_of
 
 import millpond as mp
 from millpond.clock import ManualClock
+from millpond.messages import Moment, Stage
 from millpond.run.commit import Driver
-from millpond.run.context import Moment, Stage
 from millpond.run.tasks import Tools, keyed_task
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage

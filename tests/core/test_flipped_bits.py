@@ -22,9 +22,9 @@ from millpond.errors import InvalidUse, MillpondError
 from millpond.flow import Limit
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.paths import KINDS, SAVEPOINT, kind_of
+from millpond.messages import Stage
 from millpond.replica.lmdb_store import close_below
 from millpond.run.commit import Driver
-from millpond.run.context import Stage
 from millpond.run.runtime import Offer
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import MemoryStorage

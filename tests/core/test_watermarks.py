@@ -9,10 +9,10 @@ import pytest
 
 import millpond as mp
 from millpond.log.ledger import Ledger
+from millpond.messages import Header, Moment
 from millpond.pipeline.graph import compile_program
-from millpond.run.context import Header, Moment
-from millpond.run.watermarks import marks, moved
 from millpond.storage import open_storage
+from millpond.watermarks import marks, moved
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 

@@ -89,6 +89,6 @@ def test_other_failures_are_tried_again(text: str) -> None:
 
 def test_the_cause_of_a_failed_job_is_no_stack_frame() -> None:
     assert cause(TASK.format(error="ValueError: no")) == "ValueError: no"
-    assert cause(TASK.format(error="millpond.run.context.Incomplete: replica at record 3")).endswith("at record 3")
+    assert cause(TASK.format(error="millpond.messages.Incomplete: replica at record 3")).endswith("at record 3")
     assert cause(PLAIN) == "Job aborted: java.lang.OutOfMemoryError: Java heap space"
     assert cause("") == ""

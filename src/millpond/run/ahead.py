@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from millpond.flow import Source
+from millpond.messages import Context, Header, Progress
 from millpond.pipeline.graph import Judge, Program, Read
 from millpond.run.batch import Plan, Positions
-from millpond.run.context import Context, Header, Progress
 from millpond.run.plan import grouped
 from millpond.run.runtime import Reading, Runtime
 

@@ -14,8 +14,8 @@ from millpond.flow import Limit, Source, Split
 from millpond.log import pointer
 from millpond.log.pointer import Pointer
 from millpond.log.record import Position, Record, SparkBatch, StreamTime
+from millpond.messages import Context, Made, Moment, Piece, Planned, Result
 from millpond.pipeline.graph import Keep, Program, Read
-from millpond.run.context import Context, Made, Moment, Piece, Planned, Result
 from millpond.run.plan import allotted, most_rows, shares
 from millpond.run.runtime import Offer, Reading, Runtime
 from millpond.storage import Storage

@@ -28,6 +28,7 @@ from millpond.log.compaction_job import merged as merged_runs
 from millpond.log.record import Record
 from millpond.log.retention import Keep
 from millpond.log.rewrite import Rewriter
+from millpond.messages import Moment, TooSoon
 from millpond.pipeline.graph import Program
 from millpond.run.adapt import adaptation, check_readable
 from millpond.run.ahead import Ahead
@@ -41,7 +42,6 @@ from millpond.run.batch import (
     positions_of,
     spark_batches,
 )
-from millpond.run.context import Moment, TooSoon
 from millpond.run.delivery import Courier
 from millpond.run.first import First
 from millpond.run.maintenance import Progress
@@ -50,8 +50,8 @@ from millpond.run.plan import disagreement, grouped
 from millpond.run.runtime import JobLost, Runtime
 from millpond.run.tasks import TooManyRows, TooMuch
 from millpond.run.telling import told
-from millpond.run.watermarks import Quiet, began, is_due, reached
 from millpond.storage import Storage
+from millpond.watermarks import Quiet, began, is_due, reached
 
 log = logging.getLogger("millpond")
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from millpond.codec import Codec
 from millpond.log.segment import Block, Origin, pack_outputs
+from millpond.messages import Context, Piece
 from millpond.pipeline.graph import Program
 from millpond.rows.rows import Rows, pack_rows, without_keys
-from millpond.run.context import Context, Piece
 from millpond.run.keying import Failed, parted
 from millpond.run.spreading import spread
 

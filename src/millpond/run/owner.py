@@ -14,9 +14,9 @@ from millpond.errors import Corrupt, Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
 from millpond.log.record import FORMAT, Kind, Record
 from millpond.log.rewrite import Rewriter, fields
+from millpond.messages import Context, Link, Moment, by_partition
 from millpond.pipeline.graph import Program
 from millpond.run.adapt import Adaptation, adaptation, described, details
-from millpond.run.context import Context, Link, Moment, by_partition
 from millpond.run.delivery import delivered_rows
 from millpond.run.plan import check_steps
 from millpond.run.targets import Targets

@@ -11,8 +11,8 @@ from typing import Any
 from millpond.errors import Incompatible
 from millpond.flow import SnapshotSource, Split
 from millpond.log.record import Record
+from millpond.messages import Planned, Stage
 from millpond.pipeline.graph import Node, Program, Read
-from millpond.run.context import Planned, Stage
 
 log = logging.getLogger("millpond")
 

@@ -15,11 +15,11 @@ from millpond.errors import InvalidUse
 from millpond.flow import BoundedSource, Limit, Source
 from millpond.log.ledger import Ledger
 from millpond.log.record import Began, Record, StreamTime
+from millpond.messages import Moment, Planned
 from millpond.pipeline.graph import Read
 from millpond.pipeline.phases import phases
 from millpond.run.batch import Computed, Plan, Positions, positions_of
 from millpond.run.commit import Driver
-from millpond.run.context import Moment, Planned
 
 ALL = Limit(1 << 60, 1 << 60)
 

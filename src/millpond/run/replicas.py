@@ -18,6 +18,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
 from millpond.log.reach import earlier_manifest
 from millpond.log.segment import Change, Origin
+from millpond.messages import Context, Incomplete, Link, Segments, by_partition
 from millpond.pipeline.graph import Program
 from millpond.replica import View
 from millpond.replica import folders as home
@@ -25,7 +26,6 @@ from millpond.replica.cell_format import Damaged
 from millpond.replica.fill_progress import Filling
 from millpond.replica.host_lock import turn
 from millpond.replica.lmdb_store import Applied, Changes, replicated
-from millpond.run.context import Context, Incomplete, Link, Segments, by_partition
 from millpond.steps.state.lazy_migration import UNMARKED, upgraded
 from millpond.steps.state.migration import MARK
 from millpond.steps.verbs.table import ROW, Reader

@@ -11,8 +11,8 @@ from millpond.errors import Unavailable
 from millpond.flow import Delivery
 from millpond.log.pointer import Pointer
 from millpond.log.record import SparkBatch
+from millpond.messages import Context, Piece, Planned, Progress, Stage
 from millpond.pipeline.graph import Program
-from millpond.run.context import Context, Piece, Planned, Progress, Stage
 from millpond.storage import Storage
 
 W = TypeVar("W")

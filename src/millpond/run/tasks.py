@@ -20,17 +20,17 @@ from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed, Un
 from millpond.flow import Chunk, JsonLines, Source
 from millpond.log import pointer, segment
 from millpond.log.segment import Change, Origin
+from millpond.messages import Context, Header, Incomplete, Made, Piece, Planned, Progress, Result, Segments
 from millpond.pipeline.graph import Keep, Program, Read
 from millpond.replica import View
 from millpond.rows.rows import in_order
-from millpond.run.context import Context, Header, Incomplete, Made, Piece, Planned, Progress, Result, Segments
 from millpond.run.forks import refuse_forks
 from millpond.run.replicas import Tables, caught_up, laid_over, remember, with_tables
-from millpond.run.watermarks import marks, moved
 from millpond.run.work import Work
 from millpond.steps.failure import FAULTS, Stop, stopped, unreadable
 from millpond.storage import Storage, open_storage
 from millpond.timing import MAX_TICKS
+from millpond.watermarks import marks, moved
 
 UNLIMITED = 1 << 62  # rows
 MOST_BLOB_BYTES = 1 << 30  # Spark cannot move 2 GiB from one task to one partition

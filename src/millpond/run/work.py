@@ -13,15 +13,14 @@ from millpond.codec import Codec, NotEncodable, Unreadable
 from millpond.errors import InvalidUse
 from millpond.flow import Chunk, JsonLines
 from millpond.log.record import StreamTime
+from millpond.messages import Context, Made, TooSoon
 from millpond.pipeline import graph as g
 from millpond.replica import View
 from millpond.rows.rows import Rows, shaped
-from millpond.run.context import Context, Made, TooSoon
 from millpond.run.keying import Failed, keyed
 from millpond.run.leaving import Leaving
 from millpond.run.readable import readable
 from millpond.run.timestamps import Reader as TimeReader
-from millpond.run.watermarks import Mark, at_end, clock_partition, incoming, marks
 from millpond.steps.base import Running, Turn, several
 from millpond.steps.failure import (
     FAULTS,
@@ -37,6 +36,7 @@ from millpond.steps.verbs.external_lookup import fetched
 from millpond.steps.verbs.map_async import mapped
 from millpond.steps.verbs.table import Reader
 from millpond.timing import Times, Unit, as_time, span, ticks, unit_of
+from millpond.watermarks import Mark, at_end, clock_partition, incoming, marks
 
 
 class Work:

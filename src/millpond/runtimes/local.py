@@ -10,9 +10,9 @@ from millpond.clock import Clock
 from millpond.codec import Codec
 from millpond.errors import InvalidUse
 from millpond.log.record import SparkBatch
+from millpond.messages import Context, Header, Piece, Planned, Progress, Result, Stage
 from millpond.pipeline.graph import Program
 from millpond.run.ahead import progress_of
-from millpond.run.context import Context, Header, Piece, Planned, Progress, Result, Stage
 from millpond.run.delivery import hand_over
 from millpond.run.runtime import Offer, Parcel, Reading, T, W
 from millpond.run.tasks import Tools, keyed_task, read_task

@@ -21,7 +21,7 @@ from pyspark.core.rdd import Partitioner
 from pyspark.serializers import BatchedSerializer, CPickleSerializer
 from pyspark.sql import DataFrame
 
-from millpond.run.context import Context, Header, Piece, Planned, Result
+from millpond.messages import Context, Header, Piece, Planned, Result
 from millpond.run.tasks import keyed_task, read_task
 from millpond.runtimes.spark.shipping import Shipped
 

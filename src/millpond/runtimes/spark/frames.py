@@ -30,8 +30,8 @@ from millpond.flow import Chunk, Source
 from millpond.log import pointer, segment
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record, SparkBatch
+from millpond.messages import Context
 from millpond.pipeline.graph import Program, Read
-from millpond.run.context import Context
 from millpond.run.runtime import Offer, Parcel
 from millpond.run.tasks import read_rows_task
 from millpond.runtimes.spark.exchange import paired

@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from millpond.codec import Codec
 from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
 from millpond.log.record import SparkBatch
+from millpond.messages import Context, Piece, Planned, Stage
 from millpond.pipeline.graph import Program
 from millpond.run.commit import Driver
-from millpond.run.context import Context, Piece, Planned, Stage
 from millpond.run.delivery import failed, hand_over
 from millpond.run.runtime import Gone, JobLost, Offer, Parcel, Reading, T, W
 from millpond.runtimes import pickling

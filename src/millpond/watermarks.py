@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from millpond.errors import InvalidUse
 from millpond.log.record import Began, StreamTime
+from millpond.messages import Header, Moment
 from millpond.pipeline.graph import Aside, DeadLetters, Keep, Program, Read
-from millpond.run.context import Header, Moment
 from millpond.timing import MAX_TICKS, Unit, span
 
 WHOLE = ""  # stands for all partitions of a source of which none is known yet
