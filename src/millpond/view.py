@@ -25,7 +25,6 @@ from millpond.messages import Context, Link
 from millpond.replica import View
 from millpond.replica import folders as home
 from millpond.replica.lmdb_store import close_below, forget
-from millpond.run.replicas import caught_up
 from millpond.steps.base import Step
 from millpond.steps.joins.buffer import JOINS, shown
 from millpond.steps.state.expiring import MORTAL, is_state, living
@@ -35,6 +34,7 @@ from millpond.steps.verbs.aggregate import results
 from millpond.steps.verbs.table import ROW
 from millpond.steps.windows.shown import open_windows
 from millpond.storage import Storage
+from millpond.task.replicas import caught_up
 
 T = TypeVar("T")
 Cells = list[tuple[bytes, bytes]]

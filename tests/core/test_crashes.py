@@ -14,9 +14,9 @@ import millpond as mp
 from millpond.clock import ManualClock
 from millpond.messages import Moment, Stage
 from millpond.run.commit import Driver
-from millpond.run.tasks import Tools, keyed_task
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
+from millpond.task.keyed_task import Tools, keyed_task
 from millpond.testing import Crashed, TestDriver
 
 STEPS = ["plan", "compute", "commit", "deliver", "acknowledge", "tidy"]

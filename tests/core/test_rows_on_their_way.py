@@ -15,8 +15,8 @@ import millpond as mp
 from millpond.codec import Codec
 from millpond.pipeline.graph import Key
 from millpond.rows.rows import Rows, in_order, pack_rows, shaped, unpack_rows, without_keys
-from millpond.run.keying import keyed, parted
 from millpond.storage import MemoryStorage
+from millpond.task.keying import keyed, parted
 
 KEYS = ["b", "a", 'with "quotes"', "naïve ☂", "", "b", "\n", "a", "$dict"]
 

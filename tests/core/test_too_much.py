@@ -9,8 +9,8 @@ import pytest
 from small_drivers import driver_of, run_to_end
 
 import millpond as mp
-from millpond.run import tasks
 from millpond.storage import open_storage
+from millpond.task import keyed_task as tasks
 
 
 @pytest.fixture(autouse=True)

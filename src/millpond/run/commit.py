@@ -48,9 +48,9 @@ from millpond.run.maintenance import Progress
 from millpond.run.owner import Owner
 from millpond.run.plan import disagreement, grouped
 from millpond.run.runtime import JobLost, Runtime
-from millpond.run.tasks import TooManyRows, TooMuch
 from millpond.run.telling import told
 from millpond.storage import Storage
+from millpond.task.keyed_task import TooManyRows, TooMuch
 from millpond.watermarks import Quiet, began, is_due, reached
 
 log = logging.getLogger("millpond")

@@ -18,11 +18,11 @@ from millpond.flow import Delivery, Sink
 from millpond.log import pointer, segment
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
-from millpond.run.forks import refuse_forks
 from millpond.run.runtime import Gone, JobLost, Parcel, Runtime
 from millpond.run.targets import deliveries_of
 from millpond.steps.failure import FAULTS
 from millpond.storage import Storage
+from millpond.task.forks import refuse_forks
 
 log = logging.getLogger("millpond")
 

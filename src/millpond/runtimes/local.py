@@ -15,8 +15,8 @@ from millpond.pipeline.graph import Program
 from millpond.run.ahead import progress_of
 from millpond.run.delivery import hand_over
 from millpond.run.runtime import Offer, Parcel, Reading, T, W
-from millpond.run.tasks import Tools, keyed_task, read_task
 from millpond.storage import Storage
+from millpond.task.keyed_task import Tools, keyed_task, read_task
 
 
 @dataclass

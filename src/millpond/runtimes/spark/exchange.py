@@ -22,8 +22,8 @@ from pyspark.serializers import BatchedSerializer, CPickleSerializer
 from pyspark.sql import DataFrame
 
 from millpond.messages import Context, Header, Piece, Planned, Result
-from millpond.run.tasks import keyed_task, read_task
 from millpond.runtimes.spark.shipping import Shipped
+from millpond.task.keyed_task import keyed_task, read_task
 
 LATE_ATTEMPT = 2  # a task that has died twice may have died of its replica
 

@@ -33,10 +33,10 @@ from millpond.log.record import Record, SparkBatch
 from millpond.messages import Context
 from millpond.pipeline.graph import Program, Read
 from millpond.run.runtime import Offer, Parcel
-from millpond.run.tasks import read_rows_task
 from millpond.runtimes.spark.exchange import paired
 from millpond.runtimes.spark.shipping import Shipped
 from millpond.storage import Storage, open_storage
+from millpond.task.keyed_task import read_rows_task
 
 LOST = (Py4JError, PySparkException, OSError)  # what a call to a JVM that is gone ends in
 

@@ -13,8 +13,8 @@ from typing import Any
 from millpond.clock import Clock
 from millpond.pipeline.graph import MapAsync
 from millpond.rows.rows import Rows
-from millpond.run.keying import Failed
 from millpond.steps.failure import FAULTS, Retry, is_needed_again, own_copy
+from millpond.task.keying import Failed
 
 
 @dataclass

@@ -24,11 +24,11 @@ from millpond.messages import Context, Header, Incomplete, Made, Piece, Planned,
 from millpond.pipeline.graph import Keep, Program, Read
 from millpond.replica import View
 from millpond.rows.rows import in_order
-from millpond.run.forks import refuse_forks
-from millpond.run.replicas import Tables, caught_up, laid_over, remember, with_tables
-from millpond.run.work import Work
 from millpond.steps.failure import FAULTS, Stop, stopped, unreadable
 from millpond.storage import Storage, open_storage
+from millpond.task.forks import refuse_forks
+from millpond.task.replicas import Tables, caught_up, laid_over, remember, with_tables
+from millpond.task.router import Work
 from millpond.timing import MAX_TICKS
 from millpond.watermarks import marks, moved
 

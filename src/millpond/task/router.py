@@ -17,10 +17,6 @@ from millpond.messages import Context, Made, TooSoon
 from millpond.pipeline import graph as g
 from millpond.replica import View
 from millpond.rows.rows import Rows, shaped
-from millpond.run.keying import Failed, keyed
-from millpond.run.leaving import Leaving
-from millpond.run.readable import readable
-from millpond.run.timestamps import Reader as TimeReader
 from millpond.steps.base import Running, Turn, several
 from millpond.steps.failure import (
     FAULTS,
@@ -35,6 +31,10 @@ from millpond.steps.failure import (
 from millpond.steps.verbs.external_lookup import fetched
 from millpond.steps.verbs.map_async import mapped
 from millpond.steps.verbs.table import Reader
+from millpond.task.keying import Failed, keyed
+from millpond.task.outbox import Leaving
+from millpond.task.readable import readable
+from millpond.task.timestamps import Reader as TimeReader
 from millpond.timing import Times, Unit, as_time, span, ticks, unit_of
 from millpond.watermarks import Mark, at_end, clock_partition, incoming, marks
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from millpond.pipeline.fields import Epoch, read_field
 from millpond.rows.rows import BadInput, Rows
-from millpond.run.keying import text_fields
+from millpond.task.keying import text_fields
 from millpond.timing import Times, Unit, as_time, ticks, unit_of
 
 _LIMIT = 1 << 62
