@@ -30,9 +30,9 @@ from pyspark.sql import SparkSession
 
 import millpond as mp
 from millpond.clock import SystemClock
+from millpond.driver.commit import Driver
+from millpond.driver.loop import Settings
 from millpond.flow import Limit
-from millpond.run.commit import Driver
-from millpond.run.loop import Settings
 from millpond.runtimes.local import LocalRuntime
 from millpond.runtimes.spark.session import LOCAL
 from millpond.storage import open_storage

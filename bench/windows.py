@@ -20,7 +20,7 @@ import peers
 import core
 import millpond as mp
 from core import WARM_BATCHES, a_session, in_turns, make_rows, warm, warm_up
-from millpond.run.loop import Settings
+from millpond.driver.loop import Settings
 
 
 def value(row: dict[str, Any]) -> Any:

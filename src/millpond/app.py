@@ -16,6 +16,10 @@ from typing import Any, Literal, Unpack
 from millpond.clock import Clock, SystemClock
 from millpond.codec import user_types as kinds
 from millpond.codec.tagging import name_program_module
+from millpond.driver.commit import Driver, Hook
+from millpond.driver.loop import Settings, run
+from millpond.driver.planning import as_of
+from millpond.driver.runtime import Runtime
 from millpond.errors import InvalidUse
 from millpond.flow import Source
 from millpond.life import Life
@@ -26,11 +30,7 @@ from millpond.pipeline.kept import Kept
 from millpond.pipeline.keyed import KeyedStream
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, table_options
-from millpond.run.commit import Driver, Hook
-from millpond.run.loop import Settings, run
 from millpond.run.maintenance import Progress
-from millpond.run.plan import as_of
-from millpond.run.runtime import Runtime
 from millpond.steps.failure import OnError, checked
 from millpond.steps.verbs.expiring_table import begin as begin_table
 from millpond.storage import Storage, open_storage

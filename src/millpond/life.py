@@ -8,6 +8,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from millpond.clock import Clock, new_id
+from millpond.driver.runtime import Runtime
+from millpond.driver.targets import Targets
+from millpond.driver.void_deliveries import Ranges, staying, void_deliveries
 from millpond.errors import Corrupt, InvalidUse
 from millpond.log.heartbeat import check_stopped
 from millpond.log.ledger import Ledger
@@ -15,9 +18,6 @@ from millpond.log.record import FORMAT, Record
 from millpond.log.retention import Keep
 from millpond.pipeline import graph as g
 from millpond.run.rebuild import Rebuild, Rebuilt, forget_shadows
-from millpond.run.runtime import Runtime
-from millpond.run.targets import Targets
-from millpond.run.undoing import Ranges, staying, void_deliveries
 from millpond.sinks.discard import DiscardSink
 from millpond.storage import Storage
 from millpond.upkeep import Upkeep

@@ -21,9 +21,9 @@ from typing import Any
 
 import millpond as mp
 from millpond.clock import SystemClock
+from millpond.driver.commit import Driver
+from millpond.driver.loop import Settings, run
 from millpond.errors import Fenced, InvalidUse, MillpondError
-from millpond.run.commit import Driver
-from millpond.run.loop import Settings, run
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 

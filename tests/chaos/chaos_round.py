@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 from chaos_actors import NAME, SINKS, WINDOW, rows_of
 
 import millpond as mp
+from millpond.driver.commit import STEPS
 from millpond.replica.lmdb_store import close_below
-from millpond.run.commit import STEPS
 
 MOST_DRIVERS = 3
 MOST_OTHERS = 2

@@ -16,10 +16,10 @@ from cli.samples import order
 from millpond.cli.loading import loaded
 from millpond.cli.waiting import meanwhile
 from millpond.clock import SystemClock
+from millpond.driver.commit import Driver
 from millpond.flow import Limit
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.record import Record
-from millpond.run.commit import Driver
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import millpond as mp
 from millpond.clock import ManualClock
-from millpond.run.commit import Driver
+from millpond.driver.commit import Driver
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage
 

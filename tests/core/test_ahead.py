@@ -14,11 +14,11 @@ from small_drivers import Lanes
 
 import millpond as mp
 from millpond.clock import ManualClock
+from millpond.driver.batch import Plan
+from millpond.driver.commit import STEPS, Driver
+from millpond.driver.read_ahead import Ahead
+from millpond.driver.runtime import JobLost
 from millpond.messages import Stage
-from millpond.run.ahead import Ahead
-from millpond.run.batch import Plan
-from millpond.run.commit import STEPS, Driver
-from millpond.run.runtime import JobLost
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage, open_storage
 from millpond.testing import Crashed

@@ -15,9 +15,9 @@ from small_drivers import Lanes
 
 import millpond as mp
 from millpond.clock import ManualClock
-from millpond.run.commit import Driver
-from millpond.run.loop import Settings, run
-from millpond.run.plan import as_of
+from millpond.driver.commit import Driver
+from millpond.driver.loop import Settings, run
+from millpond.driver.planning import as_of
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage, open_storage
 

@@ -10,9 +10,9 @@ import pytest
 
 import millpond as mp
 from millpond.clock import ManualClock
+from millpond.driver.commit import Driver
+from millpond.driver.loop import Settings, run
 from millpond.log.ledger import Ledger
-from millpond.run.commit import Driver
-from millpond.run.loop import Settings, run
 from millpond.run.maintenance import Caretaker
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage

@@ -12,8 +12,8 @@ from small_drivers import WHOLE, Lanes, driver_of
 
 import millpond as mp
 from millpond.clock import ManualClock
+from millpond.driver.commit import Driver
 from millpond.messages import Moment, Stage
-from millpond.run.commit import Driver
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 from millpond.task.keyed_task import Tools, keyed_task

@@ -10,8 +10,8 @@ from outside import Calls, Outside
 from small_programs import PARTITIONS, piped
 
 import millpond as mp
+from millpond.driver.commit import STEPS
 from millpond.errors import InvalidUse, StepFailed
-from millpond.run.commit import STEPS
 from millpond.testing import Crashed, TestDriver
 
 

@@ -18,14 +18,14 @@ import pytest
 
 import millpond as mp
 from millpond.clock import ManualClock
+from millpond.driver.commit import Driver
+from millpond.driver.runtime import Offer
 from millpond.errors import InvalidUse, MillpondError
 from millpond.flow import Limit
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.paths import KINDS, SAVEPOINT, kind_of
 from millpond.messages import Stage
 from millpond.replica.lmdb_store import close_below
-from millpond.run.commit import Driver
-from millpond.run.runtime import Offer
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import MemoryStorage
 from millpond.testing.faults import Copy, FaultyStorage
@@ -126,7 +126,7 @@ class Bench:
 
     def prepare(self, monkeypatch: pytest.MonkeyPatch) -> Copy:
         """Batches, compactions, a rollback, pruned records, long positions, and outputs that are not delivered."""
-        monkeypatch.setattr("millpond.run.batch.MOST_ENTRIES", 0)
+        monkeypatch.setattr("millpond.driver.batch.MOST_ENTRIES", 0)
         del self.rows[9:]
         self.run()
         newest = mp.open(self.storage.url, "flipped").newest

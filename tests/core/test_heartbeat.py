@@ -16,10 +16,10 @@ import pytest
 
 import millpond as mp
 from millpond.clock import ManualClock, SystemClock
+from millpond.driver.commit import Driver
+from millpond.driver.loop import Settings, run
 from millpond.log import checked, heartbeat
 from millpond.log.heartbeat import FRESH, Heartbeat, seems_running
-from millpond.run.commit import Driver
-from millpond.run.loop import Settings, run
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 

@@ -16,7 +16,7 @@ from small_drivers import Lanes
 
 import millpond as mp
 from millpond.clock import ManualClock
-from millpond.run.commit import Driver
+from millpond.driver.commit import Driver
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 

@@ -10,9 +10,9 @@ import pytest
 
 import millpond as mp
 from millpond.clock import SystemClock
+from millpond.driver.commit import Driver
 from millpond.flow import Limit
 from millpond.log.ledger import Ledger
-from millpond.run.commit import Driver
 from millpond.run.maintenance import saved_in
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Item, Storage, open_storage

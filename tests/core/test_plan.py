@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millpond as mp
+from millpond.driver.planning import SMALL, disagreement, grouped
 from millpond.messages import Planned, Result, Stage
-from millpond.run.plan import SMALL, disagreement, grouped
 
 weights = st.lists(st.one_of(st.integers(0, 10), st.integers(0, 4 * SMALL)), max_size=40)
 

@@ -346,7 +346,7 @@ rows.stateful_map("account", pay, initial=None).to("out", mp.sinks.memory())
 
 def once():
     from millpond.clock import SystemClock
-    from millpond.run.commit import Driver
+    from millpond.driver.commit import Driver
     from millpond.runtimes.local import LocalRuntime
     from millpond.runtimes.pickling import pack_program, unpack_program
     program, clock = app.program(), SystemClock()

@@ -14,10 +14,10 @@ from small_rebuilds import rebuild
 
 import millpond as mp
 from millpond.clock import SystemClock
+from millpond.driver.commit import Driver
 from millpond.flow import Chunk, Limit, Split
 from millpond.log.apps import apps
 from millpond.log.ledger import Ledger
-from millpond.run.commit import Driver
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 

@@ -14,10 +14,10 @@ from small_shop import driver_of, feed, flip, fold, run, shop, totals
 
 import millpond as mp
 from millpond.clock import ManualClock, SystemClock
+from millpond.driver import batch as batches
+from millpond.driver.commit import Driver
 from millpond.flow import Limit
 from millpond.log.ledger import Ledger
-from millpond.run import batch as batches
-from millpond.run.commit import Driver
 from millpond.run.maintenance import Caretaker, verified
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Item, open_storage

@@ -15,8 +15,8 @@ import pytest
 
 import millpond as mp
 from millpond.clock import SystemClock
+from millpond.driver.commit import STEPS, Driver, Hook
 from millpond.flow import Delivery, Limit
-from millpond.run.commit import STEPS, Driver, Hook
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 

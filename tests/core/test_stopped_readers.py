@@ -17,10 +17,10 @@ from small_drivers import WHOLE, Lanes, driver_of
 
 import millpond as mp
 from millpond.clock import SystemClock
+from millpond.driver.commit import Driver
 from millpond.replica import host_lock as turns
 from millpond.replica import lmdb_store as local
 from millpond.replica.lmdb_store import close_below
-from millpond.run.commit import Driver
 from millpond.storage import open_storage
 from millpond.view import StateView
 

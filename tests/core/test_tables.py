@@ -14,8 +14,8 @@ from small_drivers import WHOLE, Lanes, driver_of, run_to_end
 
 import millpond as mp
 from millpond.clock import ManualClock
+from millpond.driver.commit import STEPS, Driver
 from millpond.errors import Incompatible, InvalidUse, StepFailed
-from millpond.run.commit import STEPS, Driver
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 from millpond.testing import Crashed, TestDriver

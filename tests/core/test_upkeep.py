@@ -15,9 +15,9 @@ from small_rebuilds import rebuild, rebuild_and_switch
 
 import millpond as mp
 from millpond.clock import ManualClock, SystemClock
+from millpond.driver.commit import Driver
 from millpond.flow import Limit
 from millpond.log.ledger import Ledger
-from millpond.run.commit import Driver
 from millpond.run.maintenance import Caretaker
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage

@@ -15,8 +15,8 @@ from typing import Any
 
 import millpond as mp
 from millpond.clock import Clock, ManualClock
+from millpond.driver.commit import Driver
 from millpond.flow import Limit
-from millpond.run.commit import Driver
 from millpond.runtimes.local import LocalRuntime
 
 NAME = "shop"

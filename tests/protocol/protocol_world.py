@@ -22,6 +22,7 @@ from scheduling import Killed, Point, Policy, Schedule, ScheduledStorage, Schedu
 
 import millpond as mp
 from millpond.clock import ManualClock
+from millpond.driver.commit import Driver
 from millpond.errors import Fenced, Incompatible, InvalidUse, MillpondError
 from millpond.flow import Delivery, Limit
 from millpond.log import manifest as manifests
@@ -29,7 +30,6 @@ from millpond.log.ledger import Ledger
 from millpond.log.record import Record
 from millpond.log.retention import files_of
 from millpond.replica.lmdb_store import close_below
-from millpond.run.commit import Driver
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import MemoryStorage, Storage
 
@@ -497,7 +497,7 @@ def play(scenario: Scenario, policy: Policy, folder: Path) -> Outcome:
             if scenario.options.spilled_positions:
                 from unittest import mock
 
-                stack.enter_context(mock.patch("millpond.run.batch.MOST_ENTRIES", 0))
+                stack.enter_context(mock.patch("millpond.driver.batch.MOST_ENTRIES", 0))
             stack.enter_context(watched(str(world.out), scheduler))
             scheduler.run(scenario.actors(world))
             violations = world.finish()

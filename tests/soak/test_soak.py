@@ -22,9 +22,9 @@ import pytest
 import millpond as mp
 from core.small_rebuilds import rebuild
 from millpond.clock import SystemClock
+from millpond.driver.commit import STEPS, Driver
 from millpond.flow import Limit
 from millpond.replica.lmdb_store import close_below
-from millpond.run.commit import STEPS, Driver
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 import millpond as mp
 from millpond.clock import SystemClock
+from millpond.driver.loop import Settings
 from millpond.log.ledger import Ledger
-from millpond.run.loop import Settings
 
 pytestmark = pytest.mark.slow
 

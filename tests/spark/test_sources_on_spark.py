@@ -20,8 +20,8 @@ from processes import Program, eventually
 from pyspark.sql import DataFrame, SparkSession
 
 import millpond as mp
+from millpond.driver.loop import Settings
 from millpond.flow import Chunk, Limit, Split
-from millpond.run.loop import Settings
 
 
 @dataclass

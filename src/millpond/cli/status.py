@@ -16,6 +16,7 @@ from rich.text import Text
 from millpond.cli.output import Format, Printed, line, size, table
 from millpond.cli.place import AppName, StateDir, chosen
 from millpond.clock import SystemClock, as_datetime
+from millpond.driver.batch import positions_of
 from millpond.errors import MillpondError
 from millpond.log import manifest as manifests
 from millpond.log.heartbeat import seems_running
@@ -23,7 +24,6 @@ from millpond.log.ledger import Ledger
 from millpond.log.paths import Paths, safe, unsafe
 from millpond.log.record import Record, StreamTime
 from millpond.opened import ReadOnlyApp
-from millpond.run.batch import positions_of
 from millpond.storage import Storage
 from millpond.timing import as_user
 

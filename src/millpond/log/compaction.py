@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from millpond.clock import new_id
+from millpond.driver.runtime import JobLost
 from millpond.errors import MillpondError
 from millpond.log import manifest as manifests
 from millpond.log import merge_runs as merge
@@ -25,7 +26,6 @@ from millpond.log.pointer import Pointer
 from millpond.log.reach import readable_manifest
 from millpond.log.record import Record
 from millpond.log.retention import Carried, Keep, next_floor, orphans, prune, swept
-from millpond.run.runtime import JobLost
 from millpond.storage import Storage
 
 When = Literal["before", "during", "after"]

@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 
 from millpond.clock import Clock
+from millpond.driver.owner import Owner
 from millpond.errors import Corrupt, InvalidUse, MillpondError
 from millpond.log import checked
 from millpond.log.paths import Paths
 from millpond.replica.folders import boot
-from millpond.run.owner import Owner
 from millpond.storage import Storage
 
 FRESH = 30.0  # seconds, either way, from which on a heartbeat counts for nothing

@@ -14,6 +14,7 @@ from typing import Any
 
 from millpond.clock import Clock, ManualClock, new_id
 from millpond.codec import Codec, NotEncodable, decode_key, encode_key
+from millpond.driver.runtime import Runtime
 from millpond.errors import InvalidUse
 from millpond.flow import Limit, Sink
 from millpond.log import manifest as manifests
@@ -28,7 +29,6 @@ from millpond.log.rewrite import fields
 from millpond.pipeline.graph import Deliver, Program
 from millpond.run.maintenance import At, Caretaker
 from millpond.run.replay import Replay, history
-from millpond.run.runtime import Runtime
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")

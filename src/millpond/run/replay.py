@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from millpond.driver.batch import Computed, Plan, Positions, positions_of
+from millpond.driver.commit import Driver
 from millpond.errors import InvalidUse
 from millpond.flow import BoundedSource, Limit, Source
 from millpond.log.ledger import Ledger
@@ -18,8 +20,6 @@ from millpond.log.record import Began, Record, StreamTime
 from millpond.messages import Moment, Planned
 from millpond.pipeline.graph import Read
 from millpond.pipeline.phases import phases
-from millpond.run.batch import Computed, Plan, Positions, positions_of
-from millpond.run.commit import Driver
 
 ALL = Limit(1 << 60, 1 << 60)
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from millpond.clock import Clock
 from millpond.codec import Codec
+from millpond.driver.delivery import hand_over
+from millpond.driver.read_ahead import progress_of
+from millpond.driver.runtime import Offer, Parcel, Reading, T, W
 from millpond.errors import InvalidUse
 from millpond.log.record import SparkBatch
 from millpond.messages import Context, Header, Piece, Planned, Progress, Result, Stage
 from millpond.pipeline.graph import Program
-from millpond.run.ahead import progress_of
-from millpond.run.delivery import hand_over
-from millpond.run.runtime import Offer, Parcel, Reading, T, W
 from millpond.storage import Storage
 from millpond.task.keyed_task import Tools, keyed_task, read_task
 

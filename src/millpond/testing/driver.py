@@ -13,6 +13,8 @@ from millpond.app import App
 from millpond.clock import ManualClock
 from millpond.codec import Codec, NotEncodable, copy_value
 from millpond.codec.refusal import short
+from millpond.driver.batch import positions_of
+from millpond.driver.commit import ACTIONS, STEPS, Driver, StepName, When
 from millpond.errors import InvalidUse, MillpondError
 from millpond.flow import Chunk, Delivery, Limit, Sink, Split
 from millpond.life import rebuilt
@@ -21,8 +23,6 @@ from millpond.log.ledger import Ledger
 from millpond.log.segment import unpack_outputs
 from millpond.pipeline.graph import Deliver, Program, Read
 from millpond.replica.lmdb_store import close_below
-from millpond.run.batch import positions_of
-from millpond.run.commit import ACTIONS, STEPS, Driver, StepName, When
 from millpond.run.rebuild import Rebuilt
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.function import FunctionSink

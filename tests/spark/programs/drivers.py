@@ -12,8 +12,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import millpond as mp
+from millpond.driver.loop import Settings
 from millpond.flow import Delivery
-from millpond.run.loop import Settings
 
 folder, fate = Path(sys.argv[1]), sys.argv[2]
 batches = 0

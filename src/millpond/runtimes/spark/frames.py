@@ -25,6 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.codec import Codec
+from millpond.driver.runtime import Offer, Parcel
 from millpond.errors import InvalidUse, Unavailable
 from millpond.flow import Chunk, Source
 from millpond.log import pointer, segment
@@ -32,7 +33,6 @@ from millpond.log.pointer import Pointer
 from millpond.log.record import Record, SparkBatch
 from millpond.messages import Context
 from millpond.pipeline.graph import Program, Read
-from millpond.run.runtime import Offer, Parcel
 from millpond.runtimes.spark.exchange import paired
 from millpond.runtimes.spark.shipping import Shipped
 from millpond.storage import Storage, open_storage

@@ -12,8 +12,8 @@ from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext
 from pyspark.errors import PySparkException
 
+from millpond.driver.read_ahead import progress_of
 from millpond.messages import Progress
-from millpond.run.ahead import progress_of
 from millpond.runtimes.spark.exchange import Exchange, ReadTask
 
 log = logging.getLogger("millpond")

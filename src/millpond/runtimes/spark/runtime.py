@@ -14,13 +14,13 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from millpond.codec import Codec
+from millpond.driver.commit import Driver
+from millpond.driver.delivery import failed, hand_over
+from millpond.driver.runtime import Gone, JobLost, Offer, Parcel, Reading, T, W
 from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
 from millpond.log.record import SparkBatch
 from millpond.messages import Context, Piece, Planned, Stage
 from millpond.pipeline.graph import Program
-from millpond.run.commit import Driver
-from millpond.run.delivery import failed, hand_over
-from millpond.run.runtime import Gone, JobLost, Offer, Parcel, Reading, T, W
 from millpond.runtimes import pickling
 from millpond.runtimes.pickling import pack_program
 from millpond.runtimes.spark.causes import cause, worker_trouble

@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 
 from millpond.clock import Clock, new_id
+from millpond.driver.delivery import delivered_rows
+from millpond.driver.planning import check_steps
+from millpond.driver.schema_change import Adaptation, adaptation, described, details
+from millpond.driver.targets import Targets
+from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
 from millpond.log.record import FORMAT, Kind, Record
 from millpond.log.rewrite import Rewriter, fields
 from millpond.messages import Context, Link, Moment, by_partition
 from millpond.pipeline.graph import Program
-from millpond.run.adapt import Adaptation, adaptation, described, details
-from millpond.run.delivery import delivered_rows
-from millpond.run.plan import check_steps
-from millpond.run.targets import Targets
-from millpond.run.undoing import void_deliveries
 from millpond.storage import Storage
 
 RECENT = 4  # records whose segments travel with a batch, so that replicas need not read the ledger

@@ -21,18 +21,7 @@ from dataclasses import replace
 from typing import Literal
 
 from millpond.clock import Clock
-from millpond.errors import InvalidUse, Unavailable
-from millpond.flow import Limit
-from millpond.log.compaction import EVERY, Compactor
-from millpond.log.compaction_job import merged as merged_runs
-from millpond.log.record import Record
-from millpond.log.retention import Keep
-from millpond.log.rewrite import Rewriter
-from millpond.messages import Moment, TooSoon
-from millpond.pipeline.graph import Program
-from millpond.run.adapt import adaptation, check_readable
-from millpond.run.ahead import Ahead
-from millpond.run.batch import (
+from millpond.driver.batch import (
     Computed,
     Plan,
     Positions,
@@ -42,13 +31,24 @@ from millpond.run.batch import (
     positions_of,
     spark_batches,
 )
-from millpond.run.delivery import Courier
-from millpond.run.first import First
+from millpond.driver.delivery import Courier
+from millpond.driver.owner import Owner
+from millpond.driver.planning import disagreement, grouped
+from millpond.driver.read_ahead import Ahead
+from millpond.driver.rewrite_progress import told
+from millpond.driver.runtime import JobLost, Runtime
+from millpond.driver.schema_change import adaptation, check_readable
+from millpond.driver.table_bootstrap import First
+from millpond.errors import InvalidUse, Unavailable
+from millpond.flow import Limit
+from millpond.log.compaction import EVERY, Compactor
+from millpond.log.compaction_job import merged as merged_runs
+from millpond.log.record import Record
+from millpond.log.retention import Keep
+from millpond.log.rewrite import Rewriter
+from millpond.messages import Moment, TooSoon
+from millpond.pipeline.graph import Program
 from millpond.run.maintenance import Progress
-from millpond.run.owner import Owner
-from millpond.run.plan import disagreement, grouped
-from millpond.run.runtime import JobLost, Runtime
-from millpond.run.telling import told
 from millpond.storage import Storage
 from millpond.task.keyed_task import TooManyRows, TooMuch
 from millpond.watermarks import Quiet, began, is_due, reached

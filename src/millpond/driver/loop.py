@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from millpond.clock import Clock
+from millpond.driver.commit import Driver
 from millpond.errors import Fenced, MillpondError, StepFailed, Unavailable
 from millpond.flow import Limit
 from millpond.log.heartbeat import Beating
-from millpond.run.commit import Driver
 
 log = logging.getLogger("millpond")
 

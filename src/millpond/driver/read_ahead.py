@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from millpond.driver.batch import Plan, Positions
+from millpond.driver.planning import grouped
+from millpond.driver.runtime import Reading, Runtime
 from millpond.flow import Source
 from millpond.messages import Context, Header, Progress
 from millpond.pipeline.graph import Judge, Program, Read
-from millpond.run.batch import Plan, Positions
-from millpond.run.plan import grouped
-from millpond.run.runtime import Reading, Runtime
 
 
 @dataclass
