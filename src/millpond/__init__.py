@@ -24,14 +24,14 @@ from millpond.aggregations import (
 )
 from millpond.app import App
 from millpond.flow import BadRow, Chunk, Delivery, JsonLines, Limit, Sink, Source, Split
+from millpond.maintenance.caretaker import Verdict
+from millpond.maintenance.rebuild import Difference, Rebuilt
 from millpond.opened import open
 from millpond.pipeline.fields import epoch_ms, epoch_s
 from millpond.pipeline.keyed import JoinedStream, KeyedStream
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
-from millpond.run.maintenance import Verdict
-from millpond.run.rebuild import Difference, Rebuilt
 from millpond.steps.failure import retry
 from millpond.steps.state.handle import State, StateList, StateMap
 from millpond.steps.state.migration import lazily

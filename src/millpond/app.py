@@ -25,12 +25,12 @@ from millpond.flow import Source
 from millpond.life import Life
 from millpond.log.paths import check_name
 from millpond.log.retention import keeping
+from millpond.maintenance.caretaker import Progress
 from millpond.pipeline import graph as g
 from millpond.pipeline.kept import Kept
 from millpond.pipeline.keyed import KeyedStream
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, table_options
-from millpond.run.maintenance import Progress
 from millpond.steps.failure import OnError, checked
 from millpond.steps.verbs.expiring_table import begin as begin_table
 from millpond.storage import Storage, open_storage

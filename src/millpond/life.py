@@ -16,8 +16,8 @@ from millpond.log.heartbeat import check_stopped
 from millpond.log.ledger import Ledger
 from millpond.log.record import FORMAT, Record
 from millpond.log.retention import Keep
+from millpond.maintenance.rebuild import Rebuild, Rebuilt, forget_shadows
 from millpond.pipeline import graph as g
-from millpond.run.rebuild import Rebuild, Rebuilt, forget_shadows
 from millpond.sinks.discard import DiscardSink
 from millpond.storage import Storage
 from millpond.upkeep import Upkeep

@@ -15,7 +15,7 @@ from millpond.errors import InvalidUse
 from millpond.log.ledger import Ledger
 from millpond.log.reach import read_beside_retention
 from millpond.log.retention import Keep, keeping
-from millpond.run.maintenance import Caretaker, Progress, Verdict, verified
+from millpond.maintenance.caretaker import Caretaker, Progress, Verdict, verified
 from millpond.steps.state.migration import MARK
 from millpond.storage import Storage, open_storage
 

@@ -9,8 +9,8 @@ from typing import Any
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.life import rebuilt
+from millpond.maintenance.rebuild import Rebuild
 from millpond.pipeline.graph import Program
-from millpond.run.rebuild import Rebuild
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 

@@ -13,7 +13,7 @@ from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run
 from millpond.log.ledger import Ledger
-from millpond.run.maintenance import Caretaker
+from millpond.maintenance.caretaker import Caretaker
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 

@@ -13,7 +13,7 @@ from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
 from millpond.flow import Limit
 from millpond.log.ledger import Ledger
-from millpond.run.maintenance import saved_in
+from millpond.maintenance.caretaker import saved_in
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Item, Storage, open_storage
 from millpond.testing.faults import FaultyStorage

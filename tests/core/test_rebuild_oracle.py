@@ -14,8 +14,8 @@ from millpond.log import merge_runs as merge
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.segment import STATE
-from millpond.run.maintenance import Caretaker
-from millpond.run.rebuild import Rebuild
+from millpond.maintenance.caretaker import Caretaker
+from millpond.maintenance.rebuild import Rebuild
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage, open_storage
 

@@ -18,7 +18,7 @@ from millpond.driver import batch as batches
 from millpond.driver.commit import Driver
 from millpond.flow import Limit
 from millpond.log.ledger import Ledger
-from millpond.run.maintenance import Caretaker, verified
+from millpond.maintenance.caretaker import Caretaker, verified
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Item, open_storage
 from millpond.storage.local import LocalStorage

@@ -18,7 +18,7 @@ from millpond.clock import ManualClock, SystemClock
 from millpond.driver.commit import Driver
 from millpond.flow import Limit
 from millpond.log.ledger import Ledger
-from millpond.run.maintenance import Caretaker
+from millpond.maintenance.caretaker import Caretaker
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 

@@ -11,8 +11,8 @@ from millpond.cli.loading import of_program
 from millpond.cli.place import AppName, StateDir, chosen
 from millpond.cli.waiting import waiting
 from millpond.errors import InvalidUse
+from millpond.maintenance.caretaker import saved_in
 from millpond.opened import ReadOnlyApp
-from millpond.run.maintenance import saved_in
 from millpond.storage import open_storage
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]

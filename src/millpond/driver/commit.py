@@ -46,9 +46,9 @@ from millpond.log.compaction_job import merged as merged_runs
 from millpond.log.record import Record
 from millpond.log.retention import Keep
 from millpond.log.rewrite import Rewriter
+from millpond.maintenance.caretaker import Progress
 from millpond.messages import Moment, TooSoon
 from millpond.pipeline.graph import Program
-from millpond.run.maintenance import Progress
 from millpond.storage import Storage
 from millpond.task.keyed_task import TooManyRows, TooMuch
 from millpond.watermarks import Quiet, began, is_due, reached

@@ -8,8 +8,8 @@ from typing import Any
 
 from millpond.clock import elapsed
 from millpond.log.rewrite import Reshape
+from millpond.maintenance.caretaker import Progress
 from millpond.replica.fill_progress import OFTEN
-from millpond.run.maintenance import Progress
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")

@@ -21,9 +21,9 @@ from millpond.life import rebuilt
 from millpond.log import pointer
 from millpond.log.ledger import Ledger
 from millpond.log.segment import unpack_outputs
+from millpond.maintenance.rebuild import Rebuilt
 from millpond.pipeline.graph import Deliver, Program, Read
 from millpond.replica.lmdb_store import close_below
-from millpond.run.rebuild import Rebuilt
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.function import FunctionSink
 from millpond.storage import Storage, open_storage

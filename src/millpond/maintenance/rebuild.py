@@ -26,9 +26,9 @@ from millpond.log.paths import Attempt, Paths, shadow_of
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record
 from millpond.log.rewrite import fields
+from millpond.maintenance.caretaker import At, Caretaker
+from millpond.maintenance.replay import Replay, history
 from millpond.pipeline.graph import Deliver, Program
-from millpond.run.maintenance import At, Caretaker
-from millpond.run.replay import Replay, history
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")

@@ -1,0 +1,1 @@
+"""What runs on a stopped app: savepoint, restore, verify, rebuild, rollback, rescale."""
