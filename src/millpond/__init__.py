@@ -4,6 +4,7 @@ The log is the truth; everything else is a replica of it.
 """
 
 from millpond import errors, sinks, sources, testing
+from millpond.admin import StateChange
 from millpond.aggregations import (
     Aggregation,
     aggregation,
@@ -32,6 +33,7 @@ from millpond.pipeline.keyed import JoinedStream, KeyedStream
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
+from millpond.state_view import Moment, StateView
 from millpond.steps.failure import retry
 from millpond.steps.state.handle import State, StateList, StateMap
 from millpond.steps.state.migration import lazily
@@ -50,8 +52,6 @@ from millpond.steps.windows.definitions import (
     sliding,
     tumbling,
 )
-from millpond.upkeep import StateChange
-from millpond.view import Moment, StateView
 
 __version__ = "0.1.0"
 

@@ -27,8 +27,8 @@ from millpond.log.paths import check_name
 from millpond.log.retention import keeping
 from millpond.maintenance.caretaker import Progress
 from millpond.pipeline import graph as g
-from millpond.pipeline.kept import Kept
 from millpond.pipeline.keyed import KeyedStream
+from millpond.pipeline.state_options import Kept
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, table_options
 from millpond.steps.failure import OnError, checked

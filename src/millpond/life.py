@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from millpond.admin import Upkeep
 from millpond.clock import Clock, new_id
 from millpond.driver.runtime import Runtime
 from millpond.driver.targets import Targets
@@ -19,9 +20,8 @@ from millpond.log.retention import Keep
 from millpond.maintenance.rebuild import Rebuild, Rebuilt, forget_shadows
 from millpond.pipeline import graph as g
 from millpond.sinks.discard import DiscardSink
+from millpond.state_view import StateView, forget_files, forget_replicas
 from millpond.storage import Storage
-from millpond.upkeep import Upkeep
-from millpond.view import StateView, forget_files, forget_replicas
 
 
 class Life(Upkeep):

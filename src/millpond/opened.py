@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from millpond.admin import Upkeep
 from millpond.clock import SystemClock
 from millpond.errors import InvalidUse
 from millpond.log.ledger import Ledger
 from millpond.log.paths import check_name
 from millpond.log.record import Record
+from millpond.state_view import StateView
 from millpond.storage import Storage, open_storage
-from millpond.upkeep import Upkeep
-from millpond.view import StateView
 
 
 class ReadOnlyApp(Upkeep):

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 import millpond as mp
-from millpond.cli.loading import loaded
+from millpond.cli.load_program import loaded
 
 Millpond = Callable[..., Result]
 

@@ -13,8 +13,8 @@ from rich.console import Console
 
 import millpond as mp
 from cli.samples import order
-from millpond.cli.loading import loaded
-from millpond.cli.waiting import meanwhile
+from millpond.cli.load_program import loaded
+from millpond.cli.progress_bar import meanwhile
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
 from millpond.flow import Limit

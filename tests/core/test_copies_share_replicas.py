@@ -17,8 +17,8 @@ from small_drivers import WHOLE, Lanes, driver_of
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.replica.lmdb_store import close_below
+from millpond.state_view import StateView
 from millpond.storage import open_storage
-from millpond.view import StateView
 
 COMMON = [{"key": "a", "value": 1}, {"key": "b", "value": 1}]
 

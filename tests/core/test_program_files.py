@@ -362,7 +362,7 @@ if __name__ == "__main__":
     once()
 """
 LOADED = """
-from millpond.cli.loading import loaded
+from millpond.cli.load_program import loaded
 import sys
 with loaded("pkg/app.py") as app:
     sys.modules["__main__"].once()

@@ -21,8 +21,8 @@ from millpond.driver.commit import Driver
 from millpond.replica import host_lock as turns
 from millpond.replica import lmdb_store as local
 from millpond.replica.lmdb_store import close_below
+from millpond.state_view import StateView
 from millpond.storage import open_storage
-from millpond.view import StateView
 
 FORK = multiprocessing.get_context("fork")
 

@@ -17,10 +17,10 @@ pass over nulls, the others take them like any value. Of nothing, `count`, `sum`
 
 from millpond.aggregations.arrivals import collect, distinct, earliest, first, last, latest
 from millpond.aggregations.base import Aggregation, Field
+from millpond.aggregations.custom import CUSTOM, aggregation
 from millpond.aggregations.extremes import max, min, top
-from millpond.aggregations.kinds import result_of
-from millpond.aggregations.own import CUSTOM, aggregation
 from millpond.aggregations.sketches import approx_distinct, quantile
+from millpond.aggregations.stored import result_of
 from millpond.aggregations.totals import count, mean, sum
 
 __all__ = [

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from millpond.cli.app_option import AppName, StateDir, chosen
 from millpond.cli.output import Format, Printed, key_json, line, note, table, value_json
-from millpond.cli.place import AppName, StateDir, chosen
 
 FEW = 100  # changes that a table shows unless it is told otherwise
 

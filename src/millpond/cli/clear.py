@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from millpond.app import App
+from millpond.cli.admin import Force
+from millpond.cli.app_option import AppName, StateDir, name_of
 from millpond.cli.output import note
-from millpond.cli.place import AppName, StateDir, name_of
-from millpond.cli.upkeep import Force
 from millpond.errors import InvalidUse
 
 

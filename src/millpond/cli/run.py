@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from millpond.cli.loading import loaded
+from millpond.cli.load_program import loaded
 from millpond.cli.output import note
-from millpond.cli.waiting import meanwhile
+from millpond.cli.progress_bar import meanwhile
 
 
 class Until(StrEnum):

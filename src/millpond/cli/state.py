@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from millpond.cli.loading import of_program
+from millpond.cli.app_option import AppName, StateDir, chosen
+from millpond.cli.load_program import of_program
 from millpond.cli.output import Format, Printed, key_json, line, note, table, value_json
-from millpond.cli.place import AppName, StateDir, chosen
 from millpond.codec import decode_key
 from millpond.errors import Corrupt, InvalidUse
-from millpond.view import StateView
+from millpond.state_view import StateView
 
 FEW = 100  # keys that a table shows unless it is told otherwise
 

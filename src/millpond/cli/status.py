@@ -13,8 +13,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from millpond.cli.app_option import AppName, StateDir, chosen
 from millpond.cli.output import Format, Printed, line, size, table
-from millpond.cli.place import AppName, StateDir, chosen
 from millpond.clock import SystemClock, as_datetime
 from millpond.driver.batch import positions_of
 from millpond.errors import MillpondError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from millpond.cli.app_option import AppName, StateDir, chosen
 from millpond.cli.output import Format, Printed, line, note, size
-from millpond.cli.place import AppName, StateDir, chosen
 
 
 def verify(state_dir: StateDir = "state", app: AppName = None, format: Printed = Format.table) -> None:

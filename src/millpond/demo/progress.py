@@ -9,8 +9,8 @@ from pathlib import Path
 from millpond.clock import SystemClock
 from millpond.demo.program import NAME, STEP
 from millpond.log.ledger import Ledger
+from millpond.state_view import StateView
 from millpond.storage import open_storage
-from millpond.view import StateView
 
 RATE_OVER = 5.0  # seconds
 COUNT_EVERY = 1.0  # seconds between two counts of the keys

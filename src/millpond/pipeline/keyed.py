@@ -12,8 +12,8 @@ from millpond.flow import Sink
 from millpond.pipeline import graph as g
 from millpond.pipeline.fields import Field
 from millpond.pipeline.joining import Joining
-from millpond.pipeline.kept import Kept
 from millpond.pipeline.retractions import with_retractions
+from millpond.pipeline.state_options import Kept
 from millpond.pipeline.stream import On, Stream, concurrent, function
 from millpond.pipeline.table import Table, lookup_node
 from millpond.pipeline.windowed import By, Fires, Panes, WindowedStream, window_options

@@ -10,7 +10,7 @@ from millpond.errors import InvalidUse
 from millpond.log.paths import check_name
 from millpond.pipeline import graph as g
 from millpond.pipeline import joins
-from millpond.pipeline.kept import checked_versions
+from millpond.pipeline.state_options import checked_versions
 from millpond.pipeline.stream import Stream
 from millpond.steps.base import Step
 from millpond.steps.failure import OnError, checked

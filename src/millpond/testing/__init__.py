@@ -4,6 +4,6 @@
 the contracts of `millpond.flow`.
 """
 
-from millpond.testing.driver import Crashed, TestDriver
+from millpond.testing.in_memory_driver import Crashed, TestDriver
 
 __all__ = ["Crashed", "TestDriver"]

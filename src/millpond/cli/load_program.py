@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import CodeType, ModuleType
 
 from millpond.app import App
-from millpond.cli.place import chosen
+from millpond.cli.app_option import chosen
 from millpond.errors import InvalidUse, MillpondError
 from millpond.opened import ReadOnlyApp
 

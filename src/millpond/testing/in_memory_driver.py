@@ -26,9 +26,9 @@ from millpond.pipeline.graph import Deliver, Program, Read
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.function import FunctionSink
+from millpond.state_view import StateView
 from millpond.storage import Storage, open_storage
 from millpond.timing import seconds
-from millpond.view import StateView
 
 WHENS: tuple[When, ...] = ("before", "during", "after")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from millpond.aggregations import arrivals, extremes, sketches, totals
 from millpond.aggregations.base import Results
-from millpond.aggregations.own import CUSTOM
+from millpond.aggregations.custom import CUSTOM
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from millpond.app import App
-from millpond.cli.loading import of_program
-from millpond.cli.place import AppName, StateDir, chosen
-from millpond.cli.waiting import waiting
+from millpond.cli.app_option import AppName, StateDir, chosen
+from millpond.cli.load_program import of_program
+from millpond.cli.progress_bar import waiting
 from millpond.errors import InvalidUse
 from millpond.maintenance.caretaker import saved_in
 from millpond.opened import ReadOnlyApp
