@@ -32,9 +32,9 @@ import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings
-from millpond.flow import Limit
 from millpond.runtimes.local import LocalRuntime
 from millpond.runtimes.spark.session import LOCAL
+from millpond.sources.base import Limit
 from millpond.storage import open_storage
 
 WARM_BATCHES, WARM_SECONDS = 2, 16.0

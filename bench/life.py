@@ -22,9 +22,9 @@ import numpy as np
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
-from millpond.flow import Chunk, Limit, Split
 from millpond.log import manifest as manifests
 from millpond.runtimes.local import LocalRuntime
+from millpond.sources.base import Chunk, Limit, Split
 from millpond.storage import Storage, open_storage
 
 

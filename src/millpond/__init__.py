@@ -24,7 +24,6 @@ from millpond.aggregations import (
     top,
 )
 from millpond.app import App
-from millpond.flow import BadRow, Chunk, Delivery, JsonLines, Limit, Sink, Source, Split
 from millpond.maintenance.caretaker import Verdict
 from millpond.maintenance.rebuild import Difference, Rebuilt
 from millpond.opened import open
@@ -33,6 +32,8 @@ from millpond.pipeline.keyed import JoinedStream, KeyedStream
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
+from millpond.sinks.base import Delivery, Sink
+from millpond.sources.base import BadRow, Chunk, JsonLines, Limit, Source, Split
 from millpond.state_view import Moment, StateView
 from millpond.steps.failure import retry
 from millpond.steps.state.handle import State, StateList, StateMap

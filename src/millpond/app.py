@@ -21,7 +21,6 @@ from millpond.driver.loop import Settings, run
 from millpond.driver.planning import as_of
 from millpond.driver.runtime import Runtime
 from millpond.errors import InvalidUse
-from millpond.flow import Source
 from millpond.life import Life
 from millpond.log.paths import check_name
 from millpond.log.retention import keeping
@@ -31,6 +30,7 @@ from millpond.pipeline.keyed import KeyedStream
 from millpond.pipeline.state_options import Kept
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, table_options
+from millpond.sources.base import Source
 from millpond.steps.failure import OnError, checked
 from millpond.steps.verbs.expiring_table import begin as begin_table
 from millpond.storage import Storage, open_storage

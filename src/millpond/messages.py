@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.errors import MillpondError
-from millpond.flow import Split
 from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer
 from millpond.log.record import Pointers, Record, StreamTime
+from millpond.sources.base import Split
 from millpond.timing import Unit
 
 Segments = dict[str, list[Pointer]]  # step or sink → files

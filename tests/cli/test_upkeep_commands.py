@@ -17,10 +17,10 @@ from millpond.cli.load_program import loaded
 from millpond.cli.progress_bar import meanwhile
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
-from millpond.flow import Limit
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.record import Record
 from millpond.runtimes.local import LocalRuntime
+from millpond.sources.base import Limit
 from millpond.storage import open_storage
 
 Millpond = Callable[..., Result]

@@ -9,8 +9,8 @@ from typing import Any
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
-from millpond.flow import Limit
 from millpond.runtimes.local import LocalRuntime
+from millpond.sources.base import Limit
 from millpond.storage import Storage, open_storage
 
 KEYS = 11

@@ -21,12 +21,12 @@ from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
 from millpond.driver.runtime import Offer
 from millpond.errors import InvalidUse, MillpondError
-from millpond.flow import Limit
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.paths import KINDS, SAVEPOINT, kind_of
 from millpond.messages import Stage
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
+from millpond.sources.base import Limit
 from millpond.storage import MemoryStorage
 from millpond.testing.faults import Copy, FaultyStorage
 

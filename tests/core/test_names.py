@@ -15,9 +15,9 @@ from small_drivers import WHOLE, Lanes, driver_of
 from small_rebuilds import rebuild
 
 import millpond as mp
-from millpond.flow import Delivery
 from millpond.log.apps import apps
 from millpond.log.paths import MOST_ELEMENT, check_name, is_cut, safe, unsafe
+from millpond.sinks.base import Delivery
 from millpond.sinks.files import file_name
 from millpond.storage import open_storage
 

@@ -11,10 +11,10 @@ import pytest
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
-from millpond.flow import Limit
 from millpond.log.ledger import Ledger
 from millpond.maintenance.caretaker import saved_in
 from millpond.runtimes.local import LocalRuntime
+from millpond.sources.base import Limit
 from millpond.storage import Item, Storage, open_storage
 from millpond.testing.faults import FaultyStorage
 

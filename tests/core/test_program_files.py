@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import json
 import re
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from small_programs import piped
 
 import millpond as mp
-from millpond.codec import Codec
+from millpond.codec import Codec, user_types
 from millpond.errors import InvalidUse, StepFailed
 from millpond.testing import TestDriver
 
@@ -466,6 +467,14 @@ def test_a_class_arrives_whole_where_its_file_was_never_run(folder: Path) -> Non
 
 def test_a_class_of_another_module_keeps_its_name() -> None:
     assert Codec().encode(mp.Split("a", 0, 1)).startswith(b'{"$type":"millpond.flow:Split"')
+
+
+@pytest.mark.parametrize(("stored", "now"), user_types._OWN_TYPES.items())
+def test_a_public_class_that_has_moved_keeps_its_stored_name(stored: str, now: str) -> None:
+    module, _, path = now.partition(":")
+    cls = getattr(importlib.import_module(module), path)
+    assert user_types.name_of(cls) == stored
+    assert user_types.find(stored) is cls
 
 
 def test_a_failure_in_a_program_file_says_where(folder: Path) -> None:

@@ -15,10 +15,10 @@ from small_rebuilds import rebuild
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
-from millpond.flow import Chunk, Limit, Split
 from millpond.log.apps import apps
 from millpond.log.ledger import Ledger
 from millpond.runtimes.local import LocalRuntime
+from millpond.sources.base import Chunk, Limit, Split
 from millpond.storage import open_storage
 
 

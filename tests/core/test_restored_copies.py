@@ -11,9 +11,9 @@ import pytest
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
-from millpond.flow import Limit
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
+from millpond.sources.base import Limit
 from millpond.storage import open_storage
 
 

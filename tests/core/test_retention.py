@@ -16,10 +16,10 @@ import millpond as mp
 from millpond.clock import ManualClock, SystemClock
 from millpond.driver import batch as batches
 from millpond.driver.commit import Driver
-from millpond.flow import Limit
 from millpond.log.ledger import Ledger
 from millpond.maintenance.caretaker import Caretaker, verified
 from millpond.runtimes.local import LocalRuntime
+from millpond.sources.base import Limit
 from millpond.storage import Item, open_storage
 from millpond.storage.local import LocalStorage
 

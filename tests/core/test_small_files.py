@@ -13,13 +13,13 @@ from small_shop import driver_of, feed, flip, fold, run, shop, totals
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver import batch as batches
-from millpond.flow import Limit
 from millpond.log import paths as log_paths
 from millpond.log import pointer
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.ledger import Ledger
 from millpond.log.paths import KINDS, Attempt, Paths, kind_of
 from millpond.log.record import SparkBatch
+from millpond.sources.base import Limit
 from millpond.storage import open_storage
 from millpond.storage.local import LocalStorage
 

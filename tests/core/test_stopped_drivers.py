@@ -16,8 +16,9 @@ import pytest
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import STEPS, Driver, Hook
-from millpond.flow import Delivery, Limit
 from millpond.runtimes.local import LocalRuntime
+from millpond.sinks.base import Delivery
+from millpond.sources.base import Limit
 from millpond.storage import open_storage
 
 ROWS = [{"id": i, "key": f"k{i % 7}", "value": i} for i in range(60)]

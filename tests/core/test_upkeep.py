@@ -16,10 +16,10 @@ from small_rebuilds import rebuild, rebuild_and_switch
 import millpond as mp
 from millpond.clock import ManualClock, SystemClock
 from millpond.driver.commit import Driver
-from millpond.flow import Limit
 from millpond.log.ledger import Ledger
 from millpond.maintenance.caretaker import Caretaker
 from millpond.runtimes.local import LocalRuntime
+from millpond.sources.base import Limit
 from millpond.storage import open_storage
 
 

@@ -244,8 +244,8 @@ def test_typed_columns_text_and_objects_have_the_same_times(tmp_path: Any, parti
         rows.key_by("k").apply("note", note).to("out", mp.sinks.memory())
         from millpond.clock import ManualClock
         from millpond.driver.commit import Driver
-        from millpond.flow import Limit
         from millpond.runtimes.local import LocalRuntime
+        from millpond.sources.base import Limit
 
         storage = open_storage(str(tmp_path / "state"))
         clock = ManualClock()

@@ -16,8 +16,8 @@ from typing import Any
 import millpond as mp
 from millpond.clock import Clock, ManualClock
 from millpond.driver.commit import Driver
-from millpond.flow import Limit
 from millpond.runtimes.local import LocalRuntime
+from millpond.sources.base import Limit
 
 NAME = "shop"
 STEPS = ("accounts", "baskets", "last seen", "per hour", "reminders", "prices", "paid", "counts", "once")

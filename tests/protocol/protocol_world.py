@@ -24,13 +24,14 @@ import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
 from millpond.errors import Fenced, Incompatible, InvalidUse, MillpondError
-from millpond.flow import Delivery, Limit
 from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
 from millpond.log.record import Record
 from millpond.log.retention import files_of
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
+from millpond.sinks.base import Delivery
+from millpond.sources.base import Limit
 from millpond.storage import MemoryStorage, Storage
 
 APP = "model"

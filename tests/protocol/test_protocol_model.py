@@ -22,7 +22,7 @@ from scenarios import SCENARIOS
 from scheduling import KILL, Policy, Turn, as_text, from_text
 
 import millpond as mp
-from millpond.flow import Delivery
+from millpond.sinks.base import Delivery
 
 SECONDS = float(os.environ.get("MILLPOND_MODEL_SECONDS", "0"))
 GIVEN = os.environ.get("MILLPOND_MODEL_SEED", "") or "1"

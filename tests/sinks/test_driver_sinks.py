@@ -10,7 +10,7 @@ import pytest
 
 from millpond import sinks
 from millpond.errors import InvalidUse, Unavailable
-from millpond.flow import Delivery
+from millpond.sinks.base import Delivery
 
 DELIVERY = Delivery("orders", "5e1f", "totals", 42, 3)
 

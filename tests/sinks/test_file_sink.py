@@ -16,7 +16,7 @@ import pytest
 
 from millpond import sinks
 from millpond.errors import InvalidUse, Unavailable
-from millpond.flow import Delivery
+from millpond.sinks.base import Delivery
 
 DELIVERY = Delivery("orders", "5e1f", "totals", 42, 3)
 NAME = "00000000000000000042-00003-5e1f-totals"

@@ -23,9 +23,9 @@ import millpond as mp
 from core.small_rebuilds import rebuild
 from millpond.clock import SystemClock
 from millpond.driver.commit import STEPS, Driver
-from millpond.flow import Limit
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
+from millpond.sources.base import Limit
 from millpond.storage import open_storage
 
 SECONDS = float(os.environ.get("MILLPOND_SOAK_SECONDS", "300"))

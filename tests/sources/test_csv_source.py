@@ -6,8 +6,8 @@ import pytest
 
 from millpond import sources
 from millpond.errors import InvalidUse
-from millpond.flow import BadRow, Limit
 from millpond.sources import line_plan as text
+from millpond.sources.base import BadRow, Limit
 from millpond.sources.listing import File
 from millpond.testing.source_suite import batches
 

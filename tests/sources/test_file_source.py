@@ -7,7 +7,7 @@ import pytest
 
 from millpond import sources
 from millpond.errors import InvalidUse
-from millpond.flow import Limit
+from millpond.sources.base import Limit
 from millpond.testing.source_suite import batches
 
 ALL = Limit(rows=10**6, bytes=1 << 30)

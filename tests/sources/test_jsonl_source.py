@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from millpond import sources
 from millpond.errors import Incompatible, InvalidUse
-from millpond.flow import Limit
 from millpond.sources import jsonl
 from millpond.sources import line_plan as text
+from millpond.sources.base import Limit
 from millpond.sources.listing import File
 from millpond.testing.source_suite import batches, rows_of
 

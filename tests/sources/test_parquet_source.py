@@ -6,8 +6,8 @@ import pytest
 
 from millpond import sources
 from millpond.errors import Incompatible, InvalidUse
-from millpond.flow import Limit
 from millpond.sources import parquet
+from millpond.sources.base import Limit
 from millpond.sources.listing import File
 from millpond.sources.parquet import Footer
 from millpond.testing.source_suite import batches

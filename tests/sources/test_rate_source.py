@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from millpond import sources
 from millpond.errors import InvalidUse
-from millpond.flow import Limit
+from millpond.sources.base import Limit
 from millpond.sources.rate import due
 from millpond.testing.source_suite import batches
 

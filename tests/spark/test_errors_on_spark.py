@@ -17,7 +17,7 @@ from processes import Program, any_alive, descendants, eventually, workers
 from pyspark.sql import SparkSession
 
 import millpond as mp
-from millpond.flow import Delivery
+from millpond.sinks.base import Delivery
 
 GOOD = [{"id": n, "key": f"k{n % 3}", "value": n} for n in range(30)]
 GOOD_TOTALS = {f"k{k}": sum(n for n in range(30) if n % 3 == k) for k in range(3)}

@@ -12,7 +12,7 @@ from folders import append, by_key, held, write
 from pyspark.sql import DataFrame, SparkSession
 
 import millpond as mp
-from millpond.flow import Delivery
+from millpond.sinks.base import Delivery
 
 ROWS = [{"who": f"u{n % 5}", "amount": n} for n in range(100)]
 

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import millpond as mp
 from millpond.driver.loop import Settings
-from millpond.flow import Chunk, Limit, Split
+from millpond.sources.base import Chunk, Limit, Split
 
 
 @dataclass

@@ -184,10 +184,30 @@ def add_program_module(name: str, path: str | None) -> None:
         _PROGRAMS[name] = path
 
 
+# Public types of Millpond that may be stored in state: the name in stored data, and where the type is defined now.
+# Stored names never change, so that a type can move to another module and old state still opens.
+_OWN_TYPES = {
+    "millpond.flow:Limit": "millpond.sources.base:Limit",
+    "millpond.flow:Split": "millpond.sources.base:Split",
+    "millpond.flow:JsonLines": "millpond.sources.base:JsonLines",
+    "millpond.flow:BadRow": "millpond.sources.base:BadRow",
+    "millpond.flow:Chunk": "millpond.sources.base:Chunk",
+    "millpond.flow:Delivery": "millpond.sinks.base:Delivery",
+    "millpond.flow:Registration": "millpond.sinks.base:Registration",
+    "millpond.run.maintenance:Verdict": "millpond.maintenance.caretaker:Verdict",
+    "millpond.run.rebuild:Difference": "millpond.maintenance.rebuild:Difference",
+    "millpond.steps.timers:Timer": "millpond.steps.state.timers:Timer",
+    "millpond.upkeep:StateChange": "millpond.admin:StateChange",
+    "millpond.view:Moment": "millpond.state_view:Moment",
+}
+_STORED_AS = {now: stored for stored, now in _OWN_TYPES.items()}
+
+
 def name_of(cls: type) -> str:
     """The name by which stored data knows a type: `shop.orders:Order`, and `__main__:Order` in the program file."""
     module = MAIN if cls.__module__ in _PROGRAMS else cls.__module__
-    return f"{module}:{cls.__qualname__}"
+    name = f"{module}:{cls.__qualname__}"
+    return _STORED_AS.get(name, name)
 
 
 def known_names(name: str) -> list[str]:
@@ -214,7 +234,7 @@ def find(name: str) -> type | None:
 
     Looks names up in plain dictionaries only: a module's `__getattr__` may import, so it is never asked.
     """
-    module_name, _, path = name.partition(":")
+    module_name, _, path = _OWN_TYPES.get(name, name).partition(":")
     modules = [*reversed(_PROGRAMS), MAIN] if module_name == MAIN else [module_name]
     for module in modules:
         found: Any = sys.modules.get(module)

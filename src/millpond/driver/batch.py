@@ -12,12 +12,12 @@ from millpond.clock import new_id
 from millpond.driver.planning import allotted, most_rows, shares
 from millpond.driver.runtime import Offer, Reading, Runtime
 from millpond.errors import MillpondError
-from millpond.flow import Limit, Source, Split
 from millpond.log import pointer
 from millpond.log.pointer import Pointer
 from millpond.log.record import Position, Record, SparkBatch, StreamTime
 from millpond.messages import Context, Made, Moment, Piece, Planned, Result
 from millpond.pipeline.graph import Keep, Program, Read
+from millpond.sources.base import Limit, Source, Split
 from millpond.storage import Storage
 
 MOST_ENTRIES = 500  # of a position in a record; more of them go to a file

@@ -40,7 +40,6 @@ from millpond.driver.runtime import JobLost, Runtime
 from millpond.driver.schema_change import adaptation, check_readable
 from millpond.driver.table_bootstrap import First
 from millpond.errors import InvalidUse, Unavailable
-from millpond.flow import Limit
 from millpond.log.compaction import EVERY, Compactor
 from millpond.log.compaction_job import merged as merged_runs
 from millpond.log.record import Record
@@ -49,6 +48,7 @@ from millpond.log.rewrite import Rewriter
 from millpond.maintenance.caretaker import Progress
 from millpond.messages import Moment, TooSoon
 from millpond.pipeline.graph import Program
+from millpond.sources.base import Limit
 from millpond.storage import Storage
 from millpond.task.keyed_task import TooManyRows, TooMuch
 from millpond.watermarks import Quiet, began, is_due, reached

@@ -16,10 +16,10 @@ from millpond.codec import Codec
 from millpond.driver.runtime import Gone, JobLost, Parcel, Runtime
 from millpond.driver.targets import deliveries_of
 from millpond.errors import MillpondError, StepFailed, Unavailable
-from millpond.flow import Delivery, Sink
 from millpond.log import pointer, segment
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
+from millpond.sinks.base import Delivery, Sink
 from millpond.steps.failure import FAULTS
 from millpond.storage import Storage
 from millpond.task.forks import refuse_forks

@@ -12,8 +12,8 @@ from typing import Literal
 from millpond.clock import Clock
 from millpond.driver.commit import Driver
 from millpond.errors import Fenced, MillpondError, StepFailed, Unavailable
-from millpond.flow import Limit
 from millpond.log.heartbeat import Beating
+from millpond.sources.base import Limit
 
 log = logging.getLogger("millpond")
 

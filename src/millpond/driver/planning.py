@@ -9,10 +9,10 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from millpond.errors import Incompatible
-from millpond.flow import SnapshotSource, Split
 from millpond.log.record import Record
 from millpond.messages import Planned, Stage
 from millpond.pipeline.graph import Node, Program, Read
+from millpond.sources.base import SnapshotSource, Split
 
 log = logging.getLogger("millpond")
 

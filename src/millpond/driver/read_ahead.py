@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from millpond.driver.batch import Plan, Positions
 from millpond.driver.planning import grouped
 from millpond.driver.runtime import Reading, Runtime
-from millpond.flow import Source
 from millpond.messages import Context, Header, Progress
 from millpond.pipeline.graph import Judge, Program, Read
+from millpond.sources.base import Source
 
 
 @dataclass

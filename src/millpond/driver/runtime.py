@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from millpond.errors import Unavailable
-from millpond.flow import Delivery
 from millpond.log.pointer import Pointer
 from millpond.log.record import SparkBatch
 from millpond.messages import Context, Piece, Planned, Progress, Stage
 from millpond.pipeline.graph import Program
+from millpond.sinks.base import Delivery
 from millpond.storage import Storage
 
 W = TypeVar("W")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from millpond.driver.runtime import Runtime
-from millpond.flow import Limit
 from millpond.pipeline.graph import Program
 from millpond.pipeline.phases import phases
+from millpond.sources.base import Limit
 
 FEW = 10  # batches, one after the other, that found little
 PATIENCE = 60.0  # seconds after which these mean that what comes now was not there at the beginning

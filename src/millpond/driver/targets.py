@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from millpond.errors import Fenced, Incompatible, InvalidUse, Unavailable
-from millpond.flow import Delivery, RegisteredSink, Registration
 from millpond.log.checked import checksum
 from millpond.log.ledger import Ledger
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
+from millpond.sinks.base import Delivery, RegisteredSink, Registration
 
 log = logging.getLogger("millpond")
 

@@ -17,10 +17,10 @@ from typing import Any
 from millpond.codec import Codec
 from millpond.driver.delivery import parcels, rows_of
 from millpond.errors import Corrupt, MillpondError, StepFailed
-from millpond.flow import Delivery, RollbackSink
 from millpond.log.ledger import Ledger
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
+from millpond.sinks.base import Delivery, RollbackSink
 
 log = logging.getLogger("millpond")
 

@@ -16,7 +16,6 @@ from millpond.clock import Clock, ManualClock, new_id
 from millpond.codec import Codec, NotEncodable, decode_key, encode_key
 from millpond.driver.runtime import Runtime
 from millpond.errors import InvalidUse
-from millpond.flow import Limit, Sink
 from millpond.log import manifest as manifests
 from millpond.log import pointer
 from millpond.log.heartbeat import Beating, seems_running
@@ -29,6 +28,8 @@ from millpond.log.rewrite import fields
 from millpond.maintenance.caretaker import At, Caretaker
 from millpond.maintenance.replay import Replay, history
 from millpond.pipeline.graph import Deliver, Program
+from millpond.sinks.base import Sink
+from millpond.sources.base import Limit
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")

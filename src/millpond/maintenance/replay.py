@@ -14,12 +14,12 @@ import msgspec
 from millpond.driver.batch import Computed, Plan, Positions, positions_of
 from millpond.driver.commit import Driver
 from millpond.errors import InvalidUse
-from millpond.flow import BoundedSource, Limit, Source
 from millpond.log.ledger import Ledger
 from millpond.log.record import Began, Record, StreamTime
 from millpond.messages import Moment, Planned
 from millpond.pipeline.graph import Read
 from millpond.pipeline.phases import phases
+from millpond.sources.base import BoundedSource, Limit, Source
 
 ALL = Limit(1 << 60, 1 << 60)
 

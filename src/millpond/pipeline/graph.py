@@ -11,8 +11,8 @@ from typing import Any
 from millpond.codec.shapes import Shapes, annotated, shapes_of
 from millpond.codec.user_types import is_storable
 from millpond.errors import InvalidUse
-from millpond.flow import Sink
 from millpond.log.paths import check_name
+from millpond.sinks.base import Sink
 from millpond.steps.base import Step
 from millpond.steps.failure import OnError, Retry
 from millpond.steps.verbs.external import Cache, External

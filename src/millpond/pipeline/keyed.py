@@ -8,7 +8,6 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
 from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
-from millpond.flow import Sink
 from millpond.pipeline import graph as g
 from millpond.pipeline.fields import Field
 from millpond.pipeline.joining import Joining
@@ -17,6 +16,7 @@ from millpond.pipeline.state_options import Kept
 from millpond.pipeline.stream import On, Stream, concurrent, function
 from millpond.pipeline.table import Table, lookup_node
 from millpond.pipeline.windowed import By, Fires, Panes, WindowedStream, window_options
+from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError
 from millpond.steps.state.handle import State
 from millpond.steps.state.ttl import TTL, Lifetime, checked_ttl

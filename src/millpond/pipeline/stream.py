@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from millpond.errors import InvalidUse
-from millpond.flow import Sink
 from millpond.pipeline import graph as g
 from millpond.pipeline.table import Table, lookup_node
+from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError, checked
 from millpond.steps.verbs.external import External
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from millpond.codec import Codec, copy_value, decode_keys
 from millpond.errors import InvalidUse
-from millpond.flow import JsonLines
 from millpond.rows.arrow_objects import column_to_list
+from millpond.sources.base import JsonLines
 from millpond.timing import Times
 
 ENDING = 1 << 62  # the order of what no row caused, but the end of a batch: it comes after all of its rows

@@ -31,8 +31,9 @@ from millpond.codec import user_types as kinds
 from millpond.codec.refusal import short, type_name
 from millpond.codec.tagging import name_program_module
 from millpond.errors import InvalidUse
-from millpond.flow import Delivery, Source
 from millpond.pipeline import graph as g
+from millpond.sinks.base import Delivery
+from millpond.sources.base import Source
 
 cloudpickle: Any = _cloudpickle  # it has no types
 

@@ -1,6 +1,6 @@
 """Where outputs go. Each function makes a small object that takes deliveries.
 
-Anyone can write another: a class with what `millpond.flow.Sink` says, held to `millpond.testing.sink_suite`.
+Anyone can write another: a class with what `millpond.sinks.base.Sink` says, held to `millpond.testing.sink_suite`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Literal
 
-from millpond.flow import Delivery
+from millpond.sinks.base import Delivery
 from millpond.sinks.console import ConsoleSink
 from millpond.sinks.dataframe import DataFrameSink
 from millpond.sinks.discard import DiscardSink
@@ -24,7 +24,7 @@ def console() -> ConsoleSink:
     """Print every row on the driver's standard output, as `name: row`. A crash may print a row again.
 
     >>> from millpond import sinks
-    >>> from millpond.flow import Delivery
+    >>> from millpond.sinks.base import Delivery
     >>> sinks.console().deliver([{"customer": "a", "total": 3}], Delivery("orders", "5e1f", "totals", 42, 0))
     totals: {"customer": "a", "total": 3}
     """
@@ -45,7 +45,7 @@ def memory() -> MemorySink:
     """Keep the rows in the driver: `.rows` in the order of delivery, each delivery once.
 
     >>> from millpond import sinks
-    >>> from millpond.flow import Delivery
+    >>> from millpond.sinks.base import Delivery
     >>> sink = sinks.memory()
     >>> sink.deliver([1, 2], Delivery("orders", "5e1f", "totals", 42, 0))
     >>> sink.rows, [delivery.batch for delivery in sink.deliveries]
@@ -65,7 +65,7 @@ def files(path: str | os.PathLike[str], format: Format = "jsonl") -> FileSink:
 
     >>> import pathlib, tempfile
     >>> from millpond import sinks
-    >>> from millpond.flow import Delivery
+    >>> from millpond.sinks.base import Delivery
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> sinks.files(folder).deliver([{"n": 1}, {"n": 2}], Delivery("orders", "5e1f", "totals", 42, 0))
     >>> [file.name for file in folder.iterdir()]
@@ -87,7 +87,7 @@ def function(
     called again later.
 
     >>> from millpond import sinks
-    >>> from millpond.flow import Delivery
+    >>> from millpond.sinks.base import Delivery
     >>> seen = {}
     >>> sink = sinks.function(lambda rows, delivery: seen.update({delivery.id: rows}))
     >>> sink.deliver([{"n": 1}], Delivery("orders", "5e1f", "totals", 42, 0))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
-from millpond.flow import Delivery
 from millpond.sinks import json_text as text
+from millpond.sinks.base import Delivery
 
 
 class ConsoleSink:
@@ -15,7 +15,7 @@ class ConsoleSink:
     A terminal cannot take anything back or say what it showed, so a delivery that is repeated after a
     crash is printed again: every row at least once.
 
-    >>> from millpond.flow import Delivery
+    >>> from millpond.sinks.base import Delivery
     >>> from millpond.sinks import console
     >>> console().deliver([{"n": 1}], Delivery("orders", "5e1f", "totals", 42, 3))
     totals: {"n": 1}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from millpond.errors import InvalidUse
-from millpond.flow import Delivery
+from millpond.sinks.base import Delivery
 
 
 class DataFrameSink:

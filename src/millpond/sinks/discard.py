@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from millpond.flow import Delivery
+from millpond.sinks.base import Delivery
 
 
 class DiscardSink:
     """Made by `millpond.sinks.discard`: for measuring, and for outputs that only the log is to hold.
 
-    >>> from millpond.flow import Delivery
+    >>> from millpond.sinks.base import Delivery
     >>> from millpond.sinks import discard
     >>> discard().deliver([1], Delivery("orders", "5e1f", "totals", 42, 3))
     """

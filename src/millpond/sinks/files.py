@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millpond.errors import InvalidUse
-from millpond.flow import Delivery, Registration
 from millpond.log import checked
 from millpond.log.paths import MOST_ELEMENT, cut
 from millpond.rows import arrow_tables as columns
 from millpond.sinks import json_text as text
+from millpond.sinks.base import Delivery, Registration
 from millpond.storage import LocalStorage
 
 Format = Literal["jsonl", "parquet"]

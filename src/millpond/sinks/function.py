@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from millpond.errors import InvalidUse
-from millpond.flow import Delivery
+from millpond.sinks.base import Delivery
 
 
 class FunctionSink:
     """Made by `millpond.sinks.function`; what the function makes of a delivery is the user's.
 
-    >>> from millpond.flow import Delivery
+    >>> from millpond.sinks.base import Delivery
     >>> from millpond.sinks import function
     >>> sink = function(lambda rows, delivery: print(delivery.id, rows))
     >>> sink.deliver([{"n": 1}], Delivery("orders", "5e1f", "totals", 42, 3))

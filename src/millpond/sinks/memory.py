@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from millpond.flow import Delivery
+from millpond.sinks.base import Delivery
 
 
 class MemorySink:
@@ -13,7 +13,7 @@ class MemorySink:
     A delivery that came before is not added again. A new process starts empty: what an earlier one was
     given is not there. The sink travels to workers without its rows, and nobody calls it there.
 
-    >>> from millpond.flow import Delivery
+    >>> from millpond.sinks.base import Delivery
     >>> from millpond.sinks import memory
     >>> sink, delivery = memory(), Delivery("orders", "5e1f", "totals", 42, 3)
     >>> sink.deliver([{"n": 1}], delivery)

@@ -1,6 +1,6 @@
 """Where rows come from. Each function makes a small object that plans on the driver and reads in tasks.
 
-Anyone can write another: a class with the two methods of `millpond.flow.Source`, held to
+Anyone can write another: a class with the two methods of `millpond.sources.base.Source`, held to
 `millpond.testing.source_suite`.
 """
 
@@ -35,7 +35,7 @@ def files(path: str | os.PathLike[str], format: Format | None = None) -> FileSou
 
     >>> import pathlib, tempfile
     >>> from millpond import sources
-    >>> from millpond.flow import Limit
+    >>> from millpond.sources.base import Limit
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.jsonl").write_text('{"n": 1}\\n{"n": 2}\\n{"n":')
     >>> source = sources.files(folder)
@@ -53,7 +53,7 @@ def rows(rows: Iterable[Any]) -> RowSource:
     A restart goes on after the rows that were read: give the same list, perhaps with more at its end.
 
     >>> from millpond import sources
-    >>> from millpond.flow import Limit
+    >>> from millpond.sources.base import Limit
     >>> source = sources.rows([{"n": 1}, {"n": 2}, {"n": 3}])
     >>> [split] = source.plan({"0": 1}, Limit(rows=100, bytes=1 << 20), now=0.0)
     >>> [chunk.rows for chunk in source.read(split)]
@@ -69,7 +69,7 @@ def rate(rows_per_second: float, start: datetime | float | None = None) -> RateS
     the app was down come when it is up again.
 
     >>> from millpond import sources
-    >>> from millpond.flow import Limit
+    >>> from millpond.sources.base import Limit
     >>> source = sources.rate(2, start=1_700_000_000.0)
     >>> [split] = source.plan({}, Limit(rows=100, bytes=1 << 20), now=1_700_000_001.0)
     >>> [chunk] = source.read(split)

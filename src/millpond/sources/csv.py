@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from millpond.errors import InvalidUse
-from millpond.flow import BadRow, Chunk, Split
+from millpond.sources.base import BadRow, Chunk, Split
 from millpond.sources.line_plan import entry_at
 from millpond.sources.lines import BLOCK, BOM, SMALL_BLOCK, blocks, compressed, newlines_before, opened
 from millpond.sources.ranges import CHUNK_BYTES, CHUNK_ROWS

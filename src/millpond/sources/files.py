@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from millpond.errors import InvalidUse
-from millpond.flow import Chunk, Limit, Split
 from millpond.sources import csv, jsonl, parquet
 from millpond.sources import line_plan as text
+from millpond.sources.base import Chunk, Limit, Split
 from millpond.sources.lines import bytes_per_line, newlines_before
 from millpond.sources.listing import File, Location
 from millpond.sources.parquet import Footer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millpond.flow import Chunk, JsonLines, Split
+from millpond.sources.base import Chunk, JsonLines, Split
 from millpond.sources.line_plan import entry_at
 from millpond.sources.lines import (
     BLOCK,

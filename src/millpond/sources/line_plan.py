@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from millpond.errors import Incompatible
-from millpond.flow import Limit, Split
+from millpond.sources.base import Limit, Split
 from millpond.sources.lines import compressed, shrank
 from millpond.sources.listing import File
 from millpond.sources.ranges import EXACT_BELOW, LARGEST_SPLIT, SMALLEST_SPLIT, cut, share

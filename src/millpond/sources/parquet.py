@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millpond.errors import Incompatible, InvalidUse
-from millpond.flow import Chunk, Limit, Split
+from millpond.sources.base import Chunk, Limit, Split
 from millpond.sources.lines import shrank
 from millpond.sources.listing import File
 from millpond.sources.ranges import (

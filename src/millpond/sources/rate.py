@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.errors import InvalidUse
-from millpond.flow import Chunk, Limit, Split
+from millpond.sources.base import Chunk, Limit, Split
 from millpond.sources.ranges import CHUNK_ROWS, cut
 
 PLACE = "0"

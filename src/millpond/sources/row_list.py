@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from millpond.errors import InvalidUse
-from millpond.flow import Chunk, Limit, Split
+from millpond.sources.base import Chunk, Limit, Split
 from millpond.sources.ranges import CHUNK_ROWS, EXACT_BELOW, cut
 
 PLACE = "0"

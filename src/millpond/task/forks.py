@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-_OURS = ("millpond.run.", "millpond.steps.")
+_OURS = ("millpond.task.", "millpond.steps.", "millpond.driver.", "millpond.maintenance.")
 
 
 def refuse_forks() -> None:

@@ -17,13 +17,13 @@ from zlib import crc32
 from millpond.clock import Clock, SystemClock, elapsed, new_id
 from millpond.codec import Unreadable
 from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed, Unavailable
-from millpond.flow import Chunk, JsonLines, Source
 from millpond.log import pointer, segment
 from millpond.log.segment import Change, Origin
 from millpond.messages import Context, Header, Incomplete, Made, Piece, Planned, Progress, Result, Segments
 from millpond.pipeline.graph import Keep, Program, Read
 from millpond.replica import View
 from millpond.rows.rows import in_order
+from millpond.sources.base import Chunk, JsonLines, Source
 from millpond.steps.failure import FAULTS, Stop, stopped, unreadable
 from millpond.storage import Storage, open_storage
 from millpond.task.forks import refuse_forks

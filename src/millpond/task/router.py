@@ -11,12 +11,12 @@ import numpy as np
 from millpond.clock import Clock
 from millpond.codec import Codec, NotEncodable, Unreadable
 from millpond.errors import InvalidUse
-from millpond.flow import Chunk, JsonLines
 from millpond.log.record import StreamTime
 from millpond.messages import Context, Made, TooSoon
 from millpond.pipeline import graph as g
 from millpond.replica import View
 from millpond.rows.rows import Rows, shaped
+from millpond.sources.base import Chunk, JsonLines
 from millpond.steps.base import Running, Turn, several
 from millpond.steps.failure import (
     FAULTS,

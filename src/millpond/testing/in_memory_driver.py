@@ -16,7 +16,6 @@ from millpond.codec.refusal import short
 from millpond.driver.batch import positions_of
 from millpond.driver.commit import ACTIONS, STEPS, Driver, StepName, When
 from millpond.errors import InvalidUse, MillpondError
-from millpond.flow import Chunk, Delivery, Limit, Sink, Split
 from millpond.life import rebuilt
 from millpond.log import pointer
 from millpond.log.ledger import Ledger
@@ -25,7 +24,9 @@ from millpond.maintenance.rebuild import Rebuilt
 from millpond.pipeline.graph import Deliver, Program, Read
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
+from millpond.sinks.base import Delivery, Sink
 from millpond.sinks.function import FunctionSink
+from millpond.sources.base import Chunk, Limit, Split
 from millpond.state_view import StateView
 from millpond.storage import Storage, open_storage
 from millpond.timing import seconds

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from millpond.flow import Delivery, RegisteredSink, Registration, RollbackSink, Sink
+from millpond.sinks.base import Delivery, RegisteredSink, Registration, RollbackSink, Sink
 
 Rows = list[Any]
 
@@ -33,7 +33,7 @@ CLAIM = Registration("orders", "5e1f", "totals", 40, "c1a1", 40, "c1a1")
 
 
 class SinkSuite:
-    """The promises of `millpond.flow.Sink`, a test each. Subclass it and give it `make_sink` and `held`.
+    """The promises of `millpond.sinks.base.Sink`, a test each. Subclass it and give it `make_sink` and `held`.
 
     >>> from millpond.testing.sink_suite import SinkSuite
     >>> class TestConsole(SinkSuite):
@@ -139,7 +139,7 @@ class SinkSuite:
     ) -> None:
         sink = make_sink()
         if not isinstance(sink, RollbackSink):
-            assert not hasattr(sink, "rollback"), "it must have the arguments that millpond.flow.RollbackSink has"
+            assert not hasattr(sink, "rollback"), "it must have the arguments that millpond.sinks.base.RollbackSink has"
             return
         deliveries = [replace(FIRST, batch=42 + i) for i in range(4)]
         for i in (0, 1, 3):  # the third never arrives
@@ -164,7 +164,7 @@ class SinkSuite:
     def test_a_target_remembers_its_registration(self, make_sink: Callable[[], Sink]) -> None:
         sink = make_sink()
         if not isinstance(sink, RegisteredSink):
-            assert not hasattr(sink, "register"), "it must have all that millpond.flow.RegisteredSink has"
+            assert not hasattr(sink, "register"), "it must have all that millpond.sinks.base.RegisteredSink has"
             return
         assert list(sink.registrations("orders", "5e1f", "totals")) == []
         for written in (CLAIM, replace(CLAIM, batch=42, attempt="a7c0")):

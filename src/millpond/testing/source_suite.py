@@ -30,7 +30,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.clock import ManualClock
-from millpond.flow import BoundedSource, Chunk, JsonLines, Limit, SnapshotSource, Source, Split
+from millpond.sources.base import BoundedSource, Chunk, JsonLines, Limit, SnapshotSource, Source, Split
 
 LIMITS = [1, 2, 7, 1_000, 10**6]
 MANY_BATCHES = 10_000
@@ -50,7 +50,7 @@ class Batch:
 def rows_of(chunk: Chunk) -> Rows:
     """The rows of a chunk as Python values, whatever shape it has.
 
-    >>> from millpond.flow import Chunk, JsonLines
+    >>> from millpond.sources.base import Chunk, JsonLines
     >>> from millpond.testing.source_suite import rows_of
     >>> rows_of(Chunk(JsonLines([b'{"n": 1}', b'2']), position=None))
     [{'n': 1}, 2]
@@ -89,7 +89,7 @@ def batches(source: Source, rows: int, now: float, position: Mapping[str, Any] |
 
 
 class SourceSuite:
-    """The promises of `millpond.flow.Source`, a test each. Subclass it and give it `make_source`.
+    """The promises of `millpond.sources.base.Source`, a test each. Subclass it and give it `make_source`.
 
     >>> from millpond.testing.source_suite import SourceSuite
     >>> class TestRows(SourceSuite):

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import millpond as mp
 from millpond.driver.loop import Settings
-from millpond.flow import Delivery
+from millpond.sinks.base import Delivery
 
 folder, fate = Path(sys.argv[1]), sys.argv[2]
 batches = 0

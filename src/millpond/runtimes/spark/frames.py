@@ -27,7 +27,6 @@ from pyspark.sql import DataFrame, SparkSession
 from millpond.codec import Codec
 from millpond.driver.runtime import Offer, Parcel
 from millpond.errors import InvalidUse, Unavailable
-from millpond.flow import Chunk, Source
 from millpond.log import pointer, segment
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record, SparkBatch
@@ -35,6 +34,7 @@ from millpond.messages import Context
 from millpond.pipeline.graph import Program, Read
 from millpond.runtimes.spark.exchange import paired
 from millpond.runtimes.spark.shipping import Shipped
+from millpond.sources.base import Chunk, Source
 from millpond.storage import Storage, open_storage
 from millpond.task.keyed_task import read_rows_task
 

@@ -1,1 +1,0 @@
-"""Running a program: one batch after the other, each with one commit."""

@@ -1,1 +1,0 @@
-"""Windows and triggers as pure functions: which windows hold a time, which sessions join, what fires."""
