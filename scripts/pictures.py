@@ -1,6 +1,6 @@
 """The pictures of the docs, drawn from what the library itself makes of some rows: `python scripts/pictures.py`.
 
-Each picture is a plain SVG in docs/pictures. tests/test_pictures.py holds what is there against what this draws.
+Each picture is a plain SVG in docs/pictures. tests/docs/test_pictures.py holds what is there against what this draws.
 """
 
 from __future__ import annotations

@@ -12,10 +12,11 @@ from typing import Any
 from millpond.clock import Clock, as_datetime
 from millpond.codec import Codec, decode_key
 from millpond.errors import InvalidUse
+from millpond.log.jobs import ProgressCallback
 from millpond.log.ledger import Ledger
 from millpond.log.reach import read_beside_retention
 from millpond.log.retention import Keep, keeping
-from millpond.maintenance.caretaker import Caretaker, Progress, Verdict, verified
+from millpond.maintenance.caretaker import Caretaker, Verdict, verified
 from millpond.steps.state.migration import MARK
 from millpond.storage import Storage, open_storage
 
@@ -55,12 +56,12 @@ class Upkeep(ABC):
     def _kept(self) -> Storage:
         """Where the app's log lives."""
 
-    def _caretaker(self, progress: Progress | None = None, force: bool = False) -> Caretaker:
+    def _caretaker(self, progress: ProgressCallback | None = None, force: bool = False) -> Caretaker:
         made = Caretaker(self._kept, self.name, self._clock, force=force)
         return made if progress is None else replace(made, progress=progress)
 
     def rescale(
-        self, partitions: int, *, dry_run: bool = False, progress: Progress | None = None, force: bool = False
+        self, partitions: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False
     ) -> str:
         """Move the state to another count of partitions, and say what was moved; `dry_run` only says it.
 
@@ -73,7 +74,7 @@ class Upkeep(ABC):
         return self._caretaker(progress, force).rescale(partitions, dry_run=dry_run)
 
     def rollback(
-        self, batch: int, *, dry_run: bool = False, progress: Progress | None = None, force: bool = False
+        self, batch: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False
     ) -> str:
         """Go back to an earlier batch: state, positions in the sources and event time, in one commit.
 
@@ -105,7 +106,7 @@ class Upkeep(ABC):
         keep: int | str | timedelta | None = None,
         *,
         dry_run: bool = False,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
         force: bool = False,
     ) -> str:
         """Merge the whole log into runs now, and remove what nothing needs any more.
@@ -138,7 +139,7 @@ class Upkeep(ABC):
         batch: int | None = None,
         *,
         dry_run: bool = False,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> str:
         """Write a copy of the state, at the newest batch or an earlier one, that needs nothing else.
 
@@ -152,7 +153,7 @@ class Upkeep(ABC):
         path: str | os.PathLike[str],
         *,
         dry_run: bool = False,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
         force: bool = False,
     ) -> str:
         """Begin with the state of a savepoint: an app that never ran or was cleared, of any name, whatever its

@@ -22,9 +22,9 @@ from millpond.driver.planning import as_of
 from millpond.driver.runtime import Runtime
 from millpond.errors import InvalidUse
 from millpond.life import Life
+from millpond.log.jobs import ProgressCallback
 from millpond.log.paths import check_name
 from millpond.log.retention import keeping
-from millpond.maintenance.caretaker import Progress
 from millpond.pipeline import graph as g
 from millpond.pipeline.keyed import KeyedStream
 from millpond.pipeline.state_options import Kept
@@ -234,7 +234,7 @@ class App(Life):
         max_bytes: int | None = None,
         restarts: int = 0,
         close_at_end: bool = False,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
         take_back: Sequence[str] = (),
         accept: Sequence[str] = (),
     ) -> None:
@@ -279,7 +279,7 @@ class App(Life):
         settings: Settings,
         spark: Any = None,
         hook: Hook | None = None,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
         take_back: Sequence[str] = (),
         accept: Sequence[str] = (),
     ) -> None:

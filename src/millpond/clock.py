@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import uuid
 from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 
@@ -74,3 +78,18 @@ def as_datetime(seconds: float) -> datetime:
 def new_id() -> str:
     """Sixteen random hex digits: an attempt, a driver, an incarnation."""
     return uuid.uuid4().hex[:16]
+
+
+@cache
+def boot() -> str:
+    """What changes when the machine starts anew: replicas are not synced, so none outlives a reboot."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        pass
+    if sys.platform == "darwin":
+        out = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False)
+        digits = "".join(c for c in out.stdout.split(",")[0] if c.isdigit())
+        if digits:
+            return digits
+    return "unknown"

@@ -169,3 +169,18 @@ class TooSoon(MillpondError):
 
 class Incomplete(Exception):
     """A keyed task did not get all rows of one attempt of a reading task: the batch is run again."""
+
+
+class TooMuch(MillpondError):
+    """One reading task made more than can be moved at once: the batch is planned again, smaller."""
+
+
+class TooManyRows(TooMuch):
+    """A split held more rows than the batch may read: the batch is planned again, by what was seen of them."""
+
+    def __init__(self, stream: str, rows: int, bytes: int) -> None:
+        super().__init__(f"stream {stream!r}: {rows} rows were read, which is more than the share of their task")
+        self.stream, self.rows, self.bytes = stream, rows, bytes
+
+    def __reduce__(self) -> Any:
+        return TooManyRows, (self.stream, self.rows, self.bytes)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from millpond.maintenance.caretaker import Progress as Told
+from millpond.log.jobs import ProgressCallback as Told
 
 
 @contextlib.contextmanager

@@ -36,21 +36,20 @@ from millpond.driver.owner import Owner
 from millpond.driver.planning import disagreement, grouped
 from millpond.driver.read_ahead import Ahead
 from millpond.driver.rewrite_progress import told
-from millpond.driver.runtime import JobLost, Runtime
+from millpond.driver.runtime import Runtime
 from millpond.driver.schema_change import adaptation, check_readable
 from millpond.driver.table_bootstrap import First
 from millpond.errors import InvalidUse, Unavailable
 from millpond.log.compaction import EVERY, Compactor
 from millpond.log.compaction_job import merged as merged_runs
+from millpond.log.jobs import JobLost, ProgressCallback
 from millpond.log.record import Record
 from millpond.log.retention import Keep
 from millpond.log.rewrite import Rewriter
-from millpond.maintenance.caretaker import Progress
-from millpond.messages import Moment, TooSoon
+from millpond.messages import Moment, TooManyRows, TooMuch, TooSoon
 from millpond.pipeline.graph import Program
 from millpond.sources.base import Limit
 from millpond.storage import Storage
-from millpond.task.keyed_task import TooManyRows, TooMuch
 from millpond.watermarks import Quiet, began, is_due, reached
 
 log = logging.getLogger("millpond")
@@ -82,7 +81,7 @@ class Driver:
         every: float = math.inf,
         keep: Keep | None = None,
         compact_every: int = EVERY,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
         accept: Sequence[str] = (),
         take_back: Sequence[str] = (),
     ) -> None:
@@ -131,7 +130,7 @@ class Driver:
             self.close()
             raise
 
-    def _adapt(self, partitions: int | None, progress: Progress | None) -> None:
+    def _adapt(self, partitions: int | None, progress: ProgressCallback | None) -> None:
         """A changed program may need its state moved to other partitions, under other names, or migrated."""
         what = adaptation(self.program, self.last, partitions)
         why = f"{self.program.app}: {what.why}"

@@ -13,16 +13,17 @@ import numpy as np
 
 from millpond.clock import Clock, elapsed
 from millpond.codec import Codec
-from millpond.driver.runtime import Gone, JobLost, Parcel, Runtime
+from millpond.driver.runtime import Gone, Parcel, Runtime
 from millpond.driver.targets import deliveries_of
 from millpond.errors import MillpondError, StepFailed, Unavailable
 from millpond.log import pointer, segment
+from millpond.log.jobs import JobLost
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
 from millpond.sinks.base import Delivery, Sink
 from millpond.steps.failure import FAULTS
+from millpond.steps.forks import refuse_forks
 from millpond.storage import Storage
-from millpond.task.forks import refuse_forks
 
 log = logging.getLogger("millpond")
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 from millpond.clock import Clock
 from millpond.driver.commit import Driver
+from millpond.driver.heartbeat_thread import HeartbeatThread
 from millpond.errors import Fenced, MillpondError, StepFailed, Unavailable
-from millpond.log.heartbeat import Beating
 from millpond.sources.base import Limit
 
 log = logging.getLogger("millpond")
@@ -49,7 +49,7 @@ def run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, c
 
 def _run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
     driver = make()
-    with Beating(driver.storage, driver.owner, clock) as beating:
+    with HeartbeatThread(driver.storage, driver.owner, clock) as beating:
         try:
             _batches(driver, beating.lost, settings, stop, clock)
             driver.release()

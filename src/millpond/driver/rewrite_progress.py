@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from millpond.clock import elapsed
+from millpond.log.jobs import ProgressCallback
 from millpond.log.rewrite import Reshape
-from millpond.maintenance.caretaker import Progress
 from millpond.replica.fill_progress import OFTEN
 from millpond.storage import Storage
 
@@ -17,7 +17,7 @@ log = logging.getLogger("millpond")
 Each = Callable[[Callable[[Storage, Any], Any], list[Any]], list[Any]]
 
 
-def told(each: Each, slots: int, what: str, progress: Progress | None) -> Each:
+def told(each: Each, slots: int, what: str, progress: ProgressCallback | None) -> Each:
     """Work on partitions as `each` does, as many at a time as tasks run at once, and tell how many are done.
 
     It is told to `progress`, and in any case to the log, at level INFO: at the end, and meanwhile every few seconds.

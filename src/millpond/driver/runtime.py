@@ -19,10 +19,6 @@ W = TypeVar("W")
 T = TypeVar("T")
 
 
-class JobLost(Exception):
-    """The tasks of a batch, or a delivery, could not be brought to an end, through no fault of the program's."""
-
-
 class Gone(Unavailable):
     """Whoever ran the tasks is no more: nothing can be run again here, and the driver ends."""
 

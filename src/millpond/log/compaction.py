@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from millpond.clock import new_id
-from millpond.driver.runtime import JobLost
 from millpond.errors import MillpondError
 from millpond.log import manifest as manifests
 from millpond.log import merge_runs as merge
 from millpond.log.compaction_job import Merge
+from millpond.log.jobs import JobLost
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, Run
 from millpond.log.paths import Attempt, Paths

@@ -11,18 +11,14 @@ import contextlib
 import os
 import socket
 import subprocess
-import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from millpond.clock import Clock
-from millpond.driver.owner import Owner
-from millpond.errors import Corrupt, InvalidUse, MillpondError
+from millpond.clock import Clock, boot
+from millpond.errors import Corrupt, InvalidUse
 from millpond.log import checked
 from millpond.log.paths import Paths
-from millpond.replica.folders import boot
 from millpond.storage import Storage
 
 FRESH = 30.0  # seconds, either way, from which on a heartbeat counts for nothing
@@ -59,38 +55,6 @@ class Heartbeat:
         beat = _read(self._storage, self._path)
         if beat is not None and beat.driver == self._driver:
             self._storage.delete([self._path])
-
-
-class Beating:
-    """A thread that writes a driver's heartbeat until the driver stops or another one owns the app.
-
-    `lost` is set in the latter case, and no heartbeat is written any more: the file is the other's.
-    """
-
-    def __init__(self, storage: Storage, owner: Owner, clock: Clock, every: float = BEAT) -> None:
-        self._owner, self._every = owner, every
-        self._heartbeat = Heartbeat(storage, owner.last.app, owner.id, clock)
-        self._stopped, self.lost = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="millpond-heartbeat", daemon=True)
-
-    def __enter__(self) -> Beating:
-        with contextlib.suppress(MillpondError):
-            self._heartbeat.beat(self._owner.last.number)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._stopped.set()
-        self._thread.join(FRESH)
-        with contextlib.suppress(MillpondError):
-            self._heartbeat.stop()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._every):
-            with contextlib.suppress(MillpondError):  # the next beat tries again
-                if not self._owner.owns():
-                    return self.lost.set()
-                self._heartbeat.beat(self._owner.last.number)
 
 
 def seems_running(storage: Storage, app: str, clock: Clock) -> Beat | None:

@@ -19,6 +19,7 @@ from millpond.log import manifest as manifests
 from millpond.log.compaction import Compactor
 from millpond.log.compaction_job import Merge, merged
 from millpond.log.heartbeat import check_stopped
+from millpond.log.jobs import ProgressCallback
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
 from millpond.log.paths import SAVEPOINT, Attempt, Paths, kind_of, safe
@@ -35,7 +36,6 @@ log = logging.getLogger("millpond")
 T = TypeVar("T")
 P = ParamSpec("P")
 At = Callable[[When | Literal["claimed", "committed"]], None]
-Progress = Callable[[int, int], None]  # how much is done, of how much: partitions or files
 
 
 def guarded(action: Callable[Concatenate[Caretaker, P], T]) -> Callable[Concatenate[Caretaker, P], T]:
@@ -64,7 +64,7 @@ class Caretaker:
     app: str
     clock: Clock
     at: At = field(default=lambda when: None)
-    progress: Progress = field(default=lambda done, total: None)
+    progress: ProgressCallback = field(default=lambda done, total: None)
     force: bool = False  # go on even if a heartbeat says that the app runs: its driver is fenced
 
     def __post_init__(self) -> None:

@@ -14,11 +14,12 @@ from typing import Any
 
 from millpond.clock import Clock, ManualClock, new_id
 from millpond.codec import Codec, NotEncodable, decode_key, encode_key
+from millpond.driver.heartbeat_thread import HeartbeatThread
 from millpond.driver.runtime import Runtime
 from millpond.errors import InvalidUse
 from millpond.log import manifest as manifests
 from millpond.log import pointer
-from millpond.log.heartbeat import Beating, seems_running
+from millpond.log.heartbeat import seems_running
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, Part, Run
 from millpond.log.paths import Attempt, Paths, shadow_of
@@ -94,7 +95,7 @@ class Rebuild:
         driver = Replay(
             self.program, runtime, self.storage, self.clock, partitions=self.target.partitions, home=self.home, **how
         )
-        self._running.enter_context(Beating(self.storage, driver.owner, self.clock))
+        self._running.enter_context(HeartbeatThread(self.storage, driver.owner, self.clock))
         try:
             if base is not None:
                 self.unknown = base.number

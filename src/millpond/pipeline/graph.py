@@ -15,7 +15,9 @@ from millpond.log.paths import check_name
 from millpond.sinks.base import Sink
 from millpond.steps.base import Step
 from millpond.steps.failure import OnError, Retry
-from millpond.steps.verbs.external import Cache, External
+from millpond.steps.verbs.external import Cache
+from millpond.steps.verbs.external_lookup import Fetch
+from millpond.steps.verbs.map_async import MapAsync
 from millpond.timing import Duration
 
 
@@ -55,27 +57,6 @@ class Inspect:
 @dataclass(frozen=True)
 class WithTime:
     f: Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class MapAsync:
-    """A function over the rows, several at a time; what comes of them keeps their order."""
-
-    f: Callable[[Any], Any]
-    workers: int
-    on_error: OnError
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """Rows meet those of an external database."""
-
-    name: str
-    external: External
-    on: Callable[[Any], Any] | None  # what gives the key to look up; nothing means the row's own
-    how: str
-    merge: Callable[[Any, Any], Any] | None
-    on_error: OnError
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from millpond.pipeline.table import Table, lookup_node
 from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError, checked
 from millpond.steps.verbs.external import External
+from millpond.steps.verbs.map_async import MapAsync
 
 if TYPE_CHECKING:
     from millpond.pipeline.keyed import KeyedStream
@@ -226,11 +227,11 @@ class Stream(Generic[R]):
         return self
 
 
-def concurrent(f: Any, workers: Any, on_error: Any, node: g.Node) -> g.MapAsync:
+def concurrent(f: Any, workers: Any, on_error: Any, node: g.Node) -> MapAsync:
     if type(workers) is not int or workers < 1:
         raise InvalidUse(f"map_async(workers): expected a whole number of 1 or more, got {workers!r}")
     policy: OnError = node.on_error if on_error is None else checked(on_error, "map_async(on_error)")
-    return g.MapAsync(function(f, "map_async"), workers, policy)
+    return MapAsync(function(f, "map_async"), workers, policy)
 
 
 def function(f: Any, where: str) -> Any:

@@ -11,6 +11,7 @@ from millpond.steps.base import Step
 from millpond.steps.failure import checked
 from millpond.steps.state.ttl import TTL
 from millpond.steps.verbs.external import External
+from millpond.steps.verbs.external_lookup import Fetch
 from millpond.steps.verbs.lookup import Lookup
 
 HOWS = ("left", "inner")
@@ -73,7 +74,7 @@ def lookup_node(
                 "nothing, and the stream is not keyed"
             )
         reader = None if on is None else key_reader(where, on)
-        fetch = g.Fetch(graph.claim(name, "lookup"), table, reader, how, merge, policy)
+        fetch = Fetch(graph.claim(name, "lookup"), table, reader, how, merge, policy)
         return graph.add(fetch, (node.id,), keyed=node.keyed, on_error=node.on_error)
     looked_into = table._node.op
     assert isinstance(looked_into, g.Keep)

@@ -7,15 +7,12 @@ import fcntl
 import getpass
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
-from millpond.clock import new_id
+from millpond.clock import boot, new_id
 from millpond.log.paths import Paths, safe
 
 MOST_TABLE = 200  # bytes of a table's name in the name of its folder, which says more
@@ -59,21 +56,6 @@ def of_older_epochs(folder: Path) -> list[Path]:
     if not epoch or not folder.parent.is_dir():
         return []
     return [other for other in folder.parent.iterdir() if other.is_dir() and _epoch(other) < epoch]
-
-
-@cache
-def boot() -> str:
-    """What changes when the machine starts anew: replicas are not synced, so none outlives a reboot."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
-    except OSError:
-        pass
-    if sys.platform == "darwin":
-        out = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False)
-        digits = "".join(c for c in out.stdout.split(",")[0] if c.isdigit())
-        if digits:
-            return digits
-    return "unknown"
 
 
 def generations(folder: Path) -> list[int]:

@@ -34,6 +34,7 @@ from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.sinks.base import Delivery
 from millpond.sources.base import Source
+from millpond.steps.verbs.external_lookup import Fetch
 
 cloudpickle: Any = _cloudpickle  # it has no types
 
@@ -408,7 +409,7 @@ def _where(op: g.Op) -> str:
         return f"{op.step.kind} {op.step.name!r}"
     if isinstance(op, g.Key):
         return f"key_by({', '.join(op.names)})"
-    if isinstance(op, g.Fetch):
+    if isinstance(op, Fetch):
         return f"lookup {op.name!r}"
     return {"FlatMap": "flat_map", "WithTime": "with_time", "MapAsync": "map_async"}.get(
         type(op).__name__, type(op).__name__.lower()

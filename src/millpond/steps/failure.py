@@ -8,7 +8,7 @@ import copy
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from millpond.clock import Clock
 from millpond.codec import NotEncodable, Unreadable, copy_value
@@ -178,3 +178,9 @@ def _user_traceback(error: BaseException) -> str:
     own = [frame for frame in frames if "/millpond/" not in frame.filename.replace("\\", "/")]
     lines = traceback.format_list(own or frames) + traceback.format_exception_only(error)
     return "Traceback (most recent call last):\n" + "".join(lines).rstrip()
+
+
+class Failed(Protocol):
+    """Told of a row that failed: its place, the row, what went wrong, and how to try it again if that may help."""
+
+    def __call__(self, i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None: ...

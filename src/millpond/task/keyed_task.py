@@ -19,14 +19,26 @@ from millpond.codec import Unreadable
 from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed, Unavailable
 from millpond.log import pointer, segment
 from millpond.log.segment import Change, Origin
-from millpond.messages import Context, Header, Incomplete, Made, Piece, Planned, Progress, Result, Segments
+from millpond.messages import (
+    Context,
+    Header,
+    Incomplete,
+    Made,
+    Piece,
+    Planned,
+    Progress,
+    Result,
+    Segments,
+    TooManyRows,
+    TooMuch,
+)
 from millpond.pipeline.graph import Keep, Program, Read
 from millpond.replica import View
 from millpond.rows.rows import in_order
 from millpond.sources.base import Chunk, JsonLines, Source
 from millpond.steps.failure import FAULTS, Stop, stopped, unreadable
+from millpond.steps.forks import refuse_forks
 from millpond.storage import Storage, open_storage
-from millpond.task.forks import refuse_forks
 from millpond.task.replicas import Tables, caught_up, laid_over, remember, with_tables
 from millpond.task.router import Work
 from millpond.timing import MAX_TICKS
@@ -40,21 +52,6 @@ ENDINGS = tuple(kind for kind in FAULTS if kind is not Exception)
 SOMEWHERE = "a function of the program"
 
 Item = tuple[int, Any]  # a partition, and a Header or (task, number, exchange, blob)
-
-
-class TooMuch(MillpondError):
-    """One reading task made more than can be moved at once: the batch is planned again, smaller."""
-
-
-class TooManyRows(TooMuch):
-    """A split held more rows than the batch may read: the batch is planned again, by what was seen of them."""
-
-    def __init__(self, stream: str, rows: int, bytes: int) -> None:
-        super().__init__(f"stream {stream!r}: {rows} rows were read, which is more than the share of their task")
-        self.stream, self.rows, self.bytes = stream, rows, bytes
-
-    def __reduce__(self) -> Any:
-        return TooManyRows, (self.stream, self.rows, self.bytes)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,13 +13,7 @@ from millpond.errors import InvalidUse
 from millpond.pipeline.fields import read_field
 from millpond.pipeline.graph import Key
 from millpond.rows.rows import BadInput, Keys, Rows
-from millpond.steps.failure import FAULTS
-
-
-class Failed(Protocol):
-    """Told of a row that failed: its place, the row, what went wrong, and how to try it again if that may help."""
-
-    def __call__(self, i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None: ...
+from millpond.steps.failure import FAULTS, Failed
 
 
 def keyed(op: Key, rows: Rows, failed: Failed) -> Rows:

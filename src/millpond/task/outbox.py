@@ -14,7 +14,8 @@ from millpond.log.segment import Block, Origin, pack_outputs
 from millpond.messages import Context, Piece
 from millpond.pipeline.graph import Program
 from millpond.rows.rows import Rows, pack_rows, without_keys
-from millpond.task.keying import Failed, parted
+from millpond.steps.failure import Failed
+from millpond.task.keying import parted
 from millpond.task.spreading import spread
 
 

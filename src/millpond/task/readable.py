@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from millpond.rows.arrow_objects import raw_row, unreadable
 from millpond.rows.rows import Rows
-from millpond.steps.failure import BadInput
-from millpond.task.keying import Failed
+from millpond.steps.failure import BadInput, Failed
 
 
 def readable(rows: Rows, failed: Failed) -> Rows:

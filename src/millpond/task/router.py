@@ -21,6 +21,7 @@ from millpond.steps.base import Running, Turn, several
 from millpond.steps.failure import (
     FAULTS,
     BadInput,
+    Failed,
     Failures,
     OnError,
     any_copy,
@@ -28,10 +29,10 @@ from millpond.steps.failure import (
     own_copy,
     unreadable,
 )
-from millpond.steps.verbs.external_lookup import fetched
-from millpond.steps.verbs.map_async import mapped
+from millpond.steps.verbs.external_lookup import Fetch, fetched
+from millpond.steps.verbs.map_async import MapAsync, mapped
 from millpond.steps.verbs.table import Reader
-from millpond.task.keying import Failed, keyed
+from millpond.task.keying import keyed
 from millpond.task.outbox import Leaving
 from millpond.task.readable import readable
 from millpond.task.timestamps import Reader as TimeReader
@@ -120,10 +121,10 @@ class Work:
                 self._exchange(node, rows)
             else:
                 self.leave(node.id, rows)
-        elif isinstance(op, g.MapAsync):
+        elif isinstance(op, MapAsync):
             failed = self._failed(node, "map_async", rows, op.on_error)
             self.leave(node.id, mapped(op, rows, self.failures.clock, failed))
-        elif isinstance(op, g.Fetch):
+        elif isinstance(op, Fetch):
             self.leave(node.id, self._fetched(node, op, rows))
         elif isinstance(op, g.Judge):
             self.leave(node.id, self._judged(node, op, rows))
@@ -150,7 +151,7 @@ class Work:
 
         return failed
 
-    def _fetched(self, node: g.Node, op: g.Fetch, rows: Rows) -> Rows:
+    def _fetched(self, node: g.Node, op: Fetch, rows: Rows) -> Rows:
         def failing(rows: Rows) -> Failed:
             return self._failed(node, op.name, rows, op.on_error)
 

@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 from millpond.codec import Codec
 from millpond.driver.commit import Driver
 from millpond.driver.delivery import failed, hand_over
-from millpond.driver.runtime import Gone, JobLost, Offer, Parcel, Reading, T, W
+from millpond.driver.runtime import Gone, Offer, Parcel, Reading, T, W
 from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
+from millpond.log.jobs import JobLost
 from millpond.log.record import SparkBatch
 from millpond.messages import Context, Piece, Planned, Stage
 from millpond.pipeline.graph import Program

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from millpond.clock import Clock
-from millpond.pipeline.graph import Fetch
 from millpond.rows.rows import Rows
-from millpond.steps.failure import FAULTS, BadInput, Retry, own_copy
-from millpond.steps.verbs.external import Cache
+from millpond.steps.failure import FAULTS, BadInput, OnError, Retry, own_copy
+from millpond.steps.verbs.external import Cache, External
 from millpond.steps.verbs.lookup import MISSING, Failed, is_nothing, paired, plainer
 from millpond.steps.verbs.map_async import answer
 
@@ -96,3 +96,15 @@ def _asked(op: Fetch, keys: list[Any], clock: Clock) -> Mapping[Any, Any]:
 def _found(answers: Mapping[Any, Any], key: Any) -> Any:
     row = answers.get(key)
     return MISSING if row is None else row
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Rows meet those of an external database."""
+
+    name: str
+    external: External
+    on: Callable[[Any], Any] | None  # what gives the key to look up; nothing means the row's own
+    how: str
+    merge: Callable[[Any, Any], Any] | None
+    on_error: OnError

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.clock import Clock
-from millpond.pipeline.graph import MapAsync
 from millpond.rows.rows import Rows
-from millpond.steps.failure import FAULTS, Retry, is_needed_again, own_copy
-from millpond.task.keying import Failed
+from millpond.steps.failure import FAULTS, Failed, OnError, Retry, is_needed_again, own_copy
 
 
 @dataclass
@@ -146,3 +144,12 @@ def run_in_thread(coroutine: Awaitable[Any]) -> Any:
     if trouble:
         raise trouble[0]
     return found[0]
+
+
+@dataclass(frozen=True)
+class MapAsync:
+    """A function over the rows, several at a time; what comes of them keeps their order."""
+
+    f: Callable[[Any], Any]
+    workers: int
+    on_error: OnError

@@ -158,7 +158,7 @@ def test_the_refusal_says_how_to_get_out_and_force_is_the_way(place: Path, what:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat.Beating.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(heartbeat.HeartbeatThread.__init__, "__defaults__", (0.05,))
 
 
 class Running:

@@ -17,7 +17,7 @@ from millpond.clock import ManualClock
 from millpond.driver.batch import Plan
 from millpond.driver.commit import STEPS, Driver
 from millpond.driver.read_ahead import Ahead
-from millpond.driver.runtime import JobLost
+from millpond.log.jobs import JobLost
 from millpond.messages import Stage
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage, open_storage

@@ -1,0 +1,11 @@
+"""Jobs that a runtime runs over many pieces of work: how their progress is reported, and how they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+ProgressCallback = Callable[[int, int], None]  # how much is done, of how much: partitions or files
+
+
+class JobLost(Exception):
+    """The tasks of a batch, or a delivery, could not be brought to an end, through no fault of the program's."""
