@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import peers
-
 import core
-import millpond as mp
+import peers
 from core import WARM_BATCHES, a_session, in_turns, make_rows, warm, warm_up
+
+import millpond as mp
 from millpond.driver.loop import Settings
 
 

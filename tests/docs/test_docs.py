@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import typer.main
+from doc_pages import DOCS, README, ROOT, Block, Failed, blocks, pages, run_page
 
 import millpond as mp
-from doc_pages import DOCS, README, ROOT, Block, Failed, blocks, pages, run_page
 from millpond.cli import commands
 
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))

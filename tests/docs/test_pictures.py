@@ -7,7 +7,6 @@ import runpy
 import xml.etree.ElementTree as ET
 
 import pytest
-
 from doc_pages import DOCS, ROOT, pages
 
 DRAWN: dict[str, str] = runpy.run_path(str(ROOT / "scripts" / "pictures.py"))["pictures"]()

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from doc_pages import ROOT
+from time_examples import EXAMPLES, name_of, printed, told
 
 import millpond as mp
-from doc_pages import ROOT
 from millpond.steps.windows import definitions as kinds
-from time_examples import EXAMPLES, name_of, printed, told
 
 Look = Callable[[], None]
 

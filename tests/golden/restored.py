@@ -15,8 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import millpond as mp
 from golden.program import run
+
+import millpond as mp
 
 HERE = Path(__file__).parent / "restored-1"
 BATCHES = 9

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden.program import NAME, app, feed, run, shown
 
 import millpond as mp
-from golden.program import NAME, app, feed, run, shown
 
 FORMATS = sorted(Path(__file__).parent.glob("format-*"))
 MORE = 5  # batches that come after what is there

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from golden.program import run
 from golden.restored import BATCHES, HERE, app, feed
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden.program import NAME, app, feed, run, shown
 from moto.server import ThreadedMotoServer
 
 import millpond as mp
-from golden.program import NAME, app, feed, run, shown
 from millpond.clock import SystemClock, new_id
 from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_rebuilds import rebuild
 
 import millpond as mp
-from core.small_rebuilds import rebuild
 from millpond.clock import SystemClock
 from millpond.driver.commit import STEPS, Driver
 from millpond.replica.lmdb_store import close_below

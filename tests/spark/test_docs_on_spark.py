@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import doc_pages
 import pyarrow.parquet as pq
 import pytest
-
-import doc_pages
 from doc_pages import README, ROOT, blocks, pages, run_page
 
 ON_SPARK = [page for page in pages() if page != README and any(block.spark for block in blocks(page))]

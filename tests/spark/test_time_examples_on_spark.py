@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from time_examples import EXAMPLES, name_of, told
 
 # These go by the clock, and on until they are stopped.

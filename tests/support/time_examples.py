@@ -10,8 +10,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import millpond as mp
 from doc_pages import ROOT
+
+import millpond as mp
 from millpond.pipeline.graph import Deliver, Program
 from millpond.pipeline.phases import phases
 from millpond.sinks import json_text as text
