@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from millpond.errors import InvalidUse
 from millpond.log.record import Began, StreamTime
 from millpond.messages import Header, Moment
-from millpond.pipeline.graph import Aside, DeadLetters, Keep, Program, Read
+from millpond.pipeline.graph import DeadLetters, Program, Read, SideOutput, StatefulStep
 from millpond.timing import MAX_TICKS, Unit, span
 
 WHOLE = ""  # stands for all partitions of a source of which none is known yet
@@ -63,12 +63,12 @@ def marks(program: Program, moment: Moment, times: Mapping[str, StreamTime]) -> 
         if clock is not None:
             time = times.get(clock[0], StreamTime())
             found.append(Mark(time.watermark, time.unit, clock[0] in moment.asleep))
-        elif isinstance(node.op, (Aside, DeadLetters)):
+        elif isinstance(node.op, (SideOutput, DeadLetters)):
             before = found[node.inputs[0]] if node.inputs else Mark()
             found.append(Mark(None, before.unit))
         elif isinstance(node.op, Read):
             found.append(Mark())
-        elif isinstance(node.op, Keep):
+        elif isinstance(node.op, StatefulStep):
             found.append(_after(node.op, incoming(program, moment, found, node.id)))
         else:
             found.append(_together([found[i] for i in node.inputs]))
@@ -79,7 +79,7 @@ def incoming(program: Program, moment: Moment, known: Sequence[Mark], node: int)
     """The watermark of what comes to a step, from the marks of the nodes before it."""
     found = _together([known[i] for i in program.nodes[node].inputs])
     op = program.nodes[node].op
-    assert isinstance(op, Keep)
+    assert isinstance(op, StatefulStep)
     floor = moment.reached.get(op.step.name)
     if floor is None or (found.at is not None and found.at >= floor):
         return found
@@ -101,7 +101,7 @@ def _together(marks: list[Mark]) -> Mark:
     return Mark(max((mark.at for mark in marks if mark.at is not None), default=None), unit, asleep=True)
 
 
-def _after(op: Keep, mark: Mark) -> Mark:
+def _after(op: StatefulStep, mark: Mark) -> Mark:
     if mark.at is None or mark.unit is None:
         return mark
     if op.step.holds is None:
@@ -120,7 +120,7 @@ def reached(
     known = marks(program, moment, times)
     found = dict(moment.reached)
     for node in program.nodes:
-        if isinstance(node.op, Keep):
+        if isinstance(node.op, StatefulStep):
             name = node.op.step.name
             at = max(
                 (t for t in (incoming(program, moment, known, node.id).at, closed.get(name)) if t is not None),
@@ -148,7 +148,7 @@ def is_due(
     """Whether anything is to happen although no row has come."""
     known = marks(program, moment, moment.times)
     for node in program.nodes:
-        if isinstance(node.op, Keep):
+        if isinstance(node.op, StatefulStep):
             event, wall = due.get(node.op.step.name, (None, None))
             at = incoming(program, moment, known, node.id).at
             if event is not None and (moment.final or (at is not None and at >= event)):

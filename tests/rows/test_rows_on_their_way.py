@@ -13,7 +13,7 @@ from small_drivers import driver_of, run_to_end
 
 import millpond as mp
 from millpond.codec import Codec
-from millpond.pipeline.graph import Key
+from millpond.pipeline.graph import KeyBy
 from millpond.rows.rows import Rows, in_order, pack_rows, shaped, unpack_rows, without_keys
 from millpond.storage import MemoryStorage
 from millpond.task.keying import keyed, parted
@@ -26,7 +26,7 @@ def table(**more: list[Any]) -> pa.Table:
 
 
 def on_their_way(data: pa.Table, by: str = "key", first: int = 0) -> list[bytes]:
-    rows = keyed(Key((by,), (by,)), shaped(data, first), failed)
+    rows = keyed(KeyBy((by,), (by,)), shaped(data, first), failed)
     lean, left_out = without_keys(rows)
     return [pack_rows(part, Codec(), left_out) for part in parted(lean, 1).values()]
 
@@ -90,7 +90,7 @@ def test_blobs_that_arrive_out_of_order_are_put_in_order() -> None:
     ids=["alone", "large", "dictionary", "numbers"],
 )
 def test_columns_of_other_kinds_travel_as_they_are(data: pa.Table) -> None:
-    rows, left_out = without_keys(keyed(Key(("key",), ("key",)), shaped(data, 0), failed))
+    rows, left_out = without_keys(keyed(KeyBy(("key",), ("key",)), shaped(data, 0), failed))
     assert left_out is None and rows.data is data
     assert arrived(on_their_way(data)) == data.to_pylist()
 
@@ -102,7 +102,7 @@ def test_some_of_the_rows_have_the_keys_of_those_rows() -> None:
 
 
 def test_rows_that_were_changed_after_their_key_keep_the_change() -> None:
-    rows: Rows = keyed(Key(("key",), ("key",)), shaped(table(), 0), failed)
+    rows: Rows = keyed(KeyBy(("key",), ("key",)), shaped(table(), 0), failed)
     changed = rows.with_data([{**row, "key": "other"} for row in rows.objects()])
     blobs = [pack_rows(part, Codec(), left_out) for part, left_out in [without_keys(changed)]]
     assert {row["key"] for row in arrived(blobs)} == {"other"}

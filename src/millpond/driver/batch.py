@@ -16,7 +16,7 @@ from millpond.log import pointer
 from millpond.log.pointer import Pointer
 from millpond.log.record import Position, Record, SparkBatch, StreamTime
 from millpond.messages import Context, Made, Moment, Piece, Planned, Result
-from millpond.pipeline.graph import Keep, Program, Read
+from millpond.pipeline.graph import Program, Read, StatefulStep
 from millpond.sources.base import Limit, Source, Split
 from millpond.storage import Storage
 
@@ -185,8 +185,10 @@ class Computed:
 
     def tables_made(self, program: Program) -> dict[str, dict[int, list[Pointer]]]:
         """What the stages so far have changed in tables, for those that look into them in later ones."""
-        looked_into = {node.op.table for node in program.nodes if isinstance(node.op, Keep)} - {None}
-        names = {op.step.name for i in looked_into if i is not None and isinstance(op := program.nodes[i].op, Keep)}
+        looked_into = {node.op.table for node in program.nodes if isinstance(node.op, StatefulStep)} - {None}
+        names = {
+            op.step.name for i in looked_into if i is not None and isinstance(op := program.nodes[i].op, StatefulStep)
+        }
         return {step: parts for step, parts in self.segments.items() if step in names}
 
     def teach(self, program: Program) -> None:

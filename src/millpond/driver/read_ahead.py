@@ -16,7 +16,7 @@ from millpond.driver.batch import Plan, Positions
 from millpond.driver.planning import grouped
 from millpond.driver.runtime import Reading, Runtime
 from millpond.messages import Context, Header, Progress
-from millpond.pipeline.graph import Judge, Program, Read
+from millpond.pipeline.graph import LateSplit, Program, Read
 from millpond.sources.base import Source
 
 
@@ -32,7 +32,9 @@ class Ahead:
 
     def __post_init__(self) -> None:
         ours = all(isinstance(n.op, Read) and isinstance(n.op.source, Source) for n in self.program.reads.values())
-        judges = any(isinstance(node.op, Judge) for node in self.program.nodes)  # of rows, by a watermark not yet known
+        judges = any(
+            isinstance(node.op, LateSplit) for node in self.program.nodes
+        )  # of rows, by a watermark not yet known
         self._possible = ours and not judges
 
     def note(self, behind: bool) -> None:

@@ -16,7 +16,7 @@ from millpond.sinks.base import Sink
 from millpond.steps.base import Step
 from millpond.steps.failure import OnError, Retry
 from millpond.steps.verbs.external import Cache
-from millpond.steps.verbs.external_lookup import Fetch
+from millpond.steps.verbs.external_lookup import ExternalLookup
 from millpond.steps.verbs.map_async import MapAsync
 from millpond.timing import Duration
 
@@ -77,26 +77,26 @@ class Union:
 
 
 @dataclass(frozen=True)
-class Judge:
+class LateSplit:
     """The rows that are late, or those that are not, by the watermark that the batch began with."""
 
     late: bool
 
 
 @dataclass(frozen=True)
-class Side:
+class JoinInput:
     """One of the two inputs of a step that has two, or the input of one that looks into a table."""
 
     index: int
 
 
 @dataclass(frozen=True)
-class Aside:
+class SideOutput:
     """What a step puts aside, as the late rows of a window."""
 
 
 @dataclass(frozen=True)
-class Key:
+class KeyBy:
     """From here on rows belong to keys: they go to the partition that owns theirs."""
 
     by: tuple[str | Callable[[Any], Any], ...]
@@ -104,7 +104,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Keep:
+class StatefulStep:
     """A step: rows meet their key's state, or the rows of a table."""
 
     step: Step
@@ -132,21 +132,34 @@ Op = (
     | Inspect
     | WithTime
     | MapAsync
-    | Fetch
+    | ExternalLookup
     | Branch
     | Pick
     | Union
-    | Judge
-    | Side
-    | Aside
-    | Key
-    | Keep
+    | LateSplit
+    | JoinInput
+    | SideOutput
+    | KeyBy
+    | StatefulStep
     | Deliver
     | DeadLetters
 )
 
 # Behind these a function of the user's may change a row in place; some hand on the very rows they were given.
-MAY_CHANGE = (Map, Filter, FlatMap, Inspect, WithTime, MapAsync, Fetch, Branch, Keep, Union, Judge, Side)
+MAY_CHANGE = (
+    Map,
+    Filter,
+    FlatMap,
+    Inspect,
+    WithTime,
+    MapAsync,
+    ExternalLookup,
+    Branch,
+    StatefulStep,
+    Union,
+    LateSplit,
+    JoinInput,
+)
 
 
 @dataclass(frozen=True)
@@ -196,14 +209,16 @@ class Graph:
 class Program:
     """A graph made ready to run: who reads from whom, and in which stage of a batch.
 
-    Stage 0 runs in the tasks that read the sources. A row that passes a `Key` goes on in the next stage, in
-    the task of the partition that owns its key; one that waits at a `Side` in that of the other side.
+    Stage 0 runs in the tasks that read the sources. A row that passes a `KeyBy` goes on in the next stage, in
+    the task of the partition that owns its key; one that waits at a `JoinInput` in that of the other side.
     """
 
     app: str
     nodes: tuple[Node, ...]
     consumers: tuple[tuple[int, ...], ...]
-    stages: tuple[int, ...]  # the stage in which each node's rows come to be; of a Key or a Side, the one after it
+    stages: tuple[
+        int, ...
+    ]  # the stage in which each node's rows come to be; of a KeyBy or a JoinInput, the one after it
     types: tuple[type, ...]
 
     @cached_property
@@ -226,7 +241,7 @@ class Program:
     @cached_property
     def leading_out(self) -> frozenset[int]:
         """The nodes whose rows go to sinks alone."""
-        ends = {node.id for node in self.nodes if isinstance(node.op, (Deliver, Aside))}
+        ends = {node.id for node in self.nodes if isinstance(node.op, (Deliver, SideOutput))}
         return frozenset(i for i, readers in enumerate(self.consumers) if ends.issuperset(readers))
 
     @cached_property
@@ -235,9 +250,11 @@ class Program:
         found: dict[int, tuple[str, ...]] = {}
         for node in self.nodes:
             readers = [self.nodes[reader] for reader in self.consumers[node.id]]
-            steps = [reader.op.step for reader in readers if isinstance(reader.op, Keep)]
-            aside = any(isinstance(self.nodes[i].op, Aside) for reader in readers for i in self.consumers[reader.id])
-            told = isinstance(node.op, Key) and len(steps) == len(readers) and not aside
+            steps = [reader.op.step for reader in readers if isinstance(reader.op, StatefulStep)]
+            aside = any(
+                isinstance(self.nodes[i].op, SideOutput) for reader in readers for i in self.consumers[reader.id]
+            )
+            told = isinstance(node.op, KeyBy) and len(steps) == len(readers) and not aside
             if told and steps and all(step.reads is not None for step in steps):
                 found[node.id] = tuple(dict.fromkeys(field for step in steps for field in step.reads or ()))
         return found
@@ -250,7 +267,7 @@ class Program:
     @cached_property
     def caches(self) -> dict[int, Cache]:
         """What this process remembers from batch to batch, by node; it is lost with the process."""
-        return {node.id: Cache(node.op.external) for node in self.nodes if isinstance(node.op, Fetch)}
+        return {node.id: Cache(node.op.external) for node in self.nodes if isinstance(node.op, ExternalLookup)}
 
     @property
     def last_stage(self) -> int:
@@ -263,16 +280,16 @@ class Program:
     @property
     def steps(self) -> dict[str, Step]:
         """Those that have state."""
-        ops = [node.op for node in self.nodes if isinstance(node.op, Keep) and node.op.table is None]
+        ops = [node.op for node in self.nodes if isinstance(node.op, StatefulStep) and node.op.table is None]
         return {op.step.name: op.step for op in ops}
 
     def tables_everywhere(self, stage: int) -> list[str]:
         """The tables that steps of a stage need as a whole."""
         found = []
         for node in self.nodes:
-            if isinstance(node.op, Keep) and node.op.table is not None and self.stages[node.id] == stage:
+            if isinstance(node.op, StatefulStep) and node.op.table is not None and self.stages[node.id] == stage:
                 table = self.nodes[node.op.table].op
-                if isinstance(table, Keep) and is_everywhere(table):
+                if isinstance(table, StatefulStep) and is_everywhere(table):
                     found.append(table.step.name)
         return sorted(set(found))
 
@@ -304,7 +321,7 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
         if isinstance(node.op, DeadLetters) or behind_letters.intersection(node.inputs):
             behind_letters.add(node.id)
     _check_letters(app, [graph.nodes[i] for i in behind_letters])
-    own = [node.op.step for node in graph.nodes if isinstance(node.op, Keep)]
+    own = [node.op.step for node in graph.nodes if isinstance(node.op, StatefulStep)]
     told = [t for step in own for t in (*step.types, *filter(is_storable, _kept_types(step)))]
     found_types = dict.fromkeys([*types, *told])
     for part in (False, True):
@@ -321,11 +338,11 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
                 stage_of[node.id] = max((s for i, s in stage_of.items() if i not in behind_letters), default=0)
             else:
                 before = max((stage_of[i] for i in node.inputs), default=0)
-                if isinstance(node.op, Keep) and node.op.table is not None:
+                if isinstance(node.op, StatefulStep) and node.op.table is not None:
                     before = max(before, _after_table(app, graph, node.op, behind_letters, stage_of, part))
-                stage_of[node.id] = before + 1 if isinstance(node.op, Key) else before
+                stage_of[node.id] = before + 1 if isinstance(node.op, KeyBy) else before
                 for i in node.inputs:
-                    if isinstance(graph.nodes[i].op, Side):  # where one side comes later, the other waits for it
+                    if isinstance(graph.nodes[i].op, JoinInput):  # where one side comes later, the other waits for it
                         stage_of[i] = before
     stages = [stage_of[node.id] for node in graph.nodes]
     for name, left in graph.unfinished.items():
@@ -335,18 +352,18 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
     return Program(app, tuple(graph.nodes), tuple(tuple(c) for c in consumers), tuple(stages), tuple(found_types))
 
 
-def is_everywhere(table: Keep) -> bool:
+def is_everywhere(table: StatefulStep) -> bool:
     """Whether a table lies as a whole wherever rows look into it."""
     return bool(table.step.options["everywhere"])
 
 
 def _after_table(
-    app: str, graph: Graph, lookup: Keep, behind: set[int], stage_of: dict[int, int], is_behind: bool
+    app: str, graph: Graph, lookup: StatefulStep, behind: set[int], stage_of: dict[int, int], is_behind: bool
 ) -> int:
     """The first stage in which a table has all changes of the batch, where a row may meet them."""
     assert lookup.table is not None
     table = graph.nodes[lookup.table].op
-    assert isinstance(table, Keep)
+    assert isinstance(table, StatefulStep)
     if lookup.table in behind and not is_behind:
         raise InvalidUse(
             f"app {app!r}: lookup({lookup.step.name!r}) looks into table {table.step.name!r}, which is made of dead "
@@ -362,7 +379,9 @@ def _after_table(
 def _check_letters(app: str, behind: list[Node]) -> None:
     """A dead letter that fails cannot become one again: it would go round for ever, or be lost on its way back."""
     for node in behind:
-        policy = node.op.step.on_error if isinstance(node.op, Keep) else getattr(node.op, "on_error", node.on_error)
+        policy = (
+            node.op.step.on_error if isinstance(node.op, StatefulStep) else getattr(node.op, "on_error", node.on_error)
+        )
         if (policy.then if isinstance(policy, Retry) else policy) == "dead-letter":
             raise InvalidUse(
                 f'app {app!r}: what stands behind app.dead_letters cannot have on_error="dead-letter". Say '

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.pipeline.graph import Keep, Program, Read
+from millpond.pipeline.graph import Program, Read, StatefulStep
 
 
 def phases(program: Program) -> list[frozenset[str]]:
@@ -14,11 +14,11 @@ def phases(program: Program) -> list[frozenset[str]]:
     feeds: dict[int, frozenset[str]] = {
         node.op.table: above[node.op.table]
         for node in program.nodes
-        if isinstance(node.op, Keep) and node.op.table is not None
+        if isinstance(node.op, StatefulStep) and node.op.table is not None
     }
     waits: dict[str, set[str]] = {}  # stream → the streams that must be read before it
     for node in program.nodes:
-        if isinstance(node.op, Keep) and node.op.table is not None:
+        if isinstance(node.op, StatefulStep) and node.op.table is not None:
             for stream in above[node.id]:
                 waits.setdefault(stream, set()).update(feeds[node.op.table] - {stream})
     left = set().union(*feeds.values())

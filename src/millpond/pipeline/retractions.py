@@ -10,7 +10,14 @@ from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 
-_UNCHANGED = (g.Key, g.Union, g.Side, g.Inspect, g.WithTime, g.Judge)  # every row that comes in goes out as it is
+_UNCHANGED = (
+    g.KeyBy,
+    g.Union,
+    g.JoinInput,
+    g.Inspect,
+    g.WithTime,
+    g.LateSplit,
+)  # every row that comes in goes out as it is
 
 
 class Origin(NamedTuple):
@@ -47,9 +54,9 @@ def _origin(graph: g.Graph, node: g.Node) -> Origin | None:
     origins: list[Origin | None] = []
     for each in graph.nodes[: node.id + 1]:
         op, found = each.op, None
-        if isinstance(op, g.Keep) and op.step.kind in ("window", "aggregate"):  # its rows are its own
+        if isinstance(op, g.StatefulStep) and op.step.kind in ("window", "aggregate"):  # its rows are its own
             found = Origin(op.step.name, True) if op.step.options.get("panes") == "retract" else None
-        elif not isinstance(op, g.Aside):  # which puts the rows of its step inside of others
+        elif not isinstance(op, g.SideOutput):  # which puts the rows of its step inside of others
             coming = [origin for i in each.inputs if (origin := origins[i]) is not None]
             found = max(coming, key=lambda origin: origin.is_certain, default=None)
             if found is not None and not isinstance(op, _UNCHANGED):

@@ -32,7 +32,7 @@ class Stepping(Stream[R], Generic[K, R]):
 
     def _aside(self) -> Stream[Any]:
         """What the step that this stream comes from puts aside."""
-        return Stream(self._graph, self._same(g.Aside()))
+        return Stream(self._graph, self._same(g.SideOutput()))
 
     def _step(
         self,
@@ -82,8 +82,8 @@ class Stepping(Stream[R], Generic[K, R]):
         )
         inputs: tuple[int, ...] = (self._node.id,)
         if other is not None:
-            inputs = tuple(stream._same(g.Side(side)).id for side, stream in enumerate((self, other)))
-        node = self._graph.add(g.Keep(step), inputs, keyed=self._node.keyed, on_error=self._node.on_error)
+            inputs = tuple(stream._same(g.JoinInput(side)).id for side, stream in enumerate((self, other)))
+        node = self._graph.add(g.StatefulStep(step), inputs, keyed=self._node.keyed, on_error=self._node.on_error)
         from millpond.pipeline.keyed import KeyedStream
 
         return KeyedStream(self._graph, node)

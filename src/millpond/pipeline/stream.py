@@ -112,7 +112,7 @@ class Stream(Generic[R]):
         >>> ticks = mp.App("a").stream("ticks", mp.sources.rows([{"at": 1}]), timestamp="at")
         >>> fresh = ticks.on_time
         """
-        return type(self)(self._graph, self._same(g.Judge(late=False)))
+        return type(self)(self._graph, self._same(g.LateSplit(late=False)))
 
     @property
     def late(self) -> Self:
@@ -122,7 +122,7 @@ class Stream(Generic[R]):
         >>> ticks = mp.App("a").stream("ticks", mp.sources.rows([{"at": 1}]), timestamp="at")
         >>> late = ticks.late.to("late", mp.sinks.memory())
         """
-        return type(self)(self._graph, self._same(g.Judge(late=True)))
+        return type(self)(self._graph, self._same(g.LateSplit(late=True)))
 
     def lookup(
         self,
@@ -211,7 +211,7 @@ class Stream(Generic[R]):
             )
         from millpond.pipeline.keyed import KeyedStream
 
-        op = g.Key((*by, *named.values()), tuple(names))
+        op = g.KeyBy((*by, *named.values()), tuple(names))
         return KeyedStream(self._graph, self._then(op, keyed=tuple(names)))
 
     def to(self, name: str, sink: Sink) -> Stream[R]:

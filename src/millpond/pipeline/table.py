@@ -11,7 +11,7 @@ from millpond.steps.base import Step
 from millpond.steps.failure import checked
 from millpond.steps.state.ttl import TTL
 from millpond.steps.verbs.external import External
-from millpond.steps.verbs.external_lookup import Fetch
+from millpond.steps.verbs.external_lookup import ExternalLookup
 from millpond.steps.verbs.lookup import Lookup
 
 HOWS = ("left", "inner")
@@ -29,7 +29,7 @@ class Table:
     """
 
     def __init__(self, graph: g.Graph, node: g.Node) -> None:
-        assert isinstance(node.op, g.Keep) and node.keyed is not None
+        assert isinstance(node.op, g.StatefulStep) and node.keyed is not None
         self._graph, self._node = graph, node
         self._name, self._keyed, self._everywhere = node.op.step.name, node.keyed, g.is_everywhere(node.op)
 
@@ -74,14 +74,14 @@ def lookup_node(
                 "nothing, and the stream is not keyed"
             )
         reader = None if on is None else key_reader(where, on)
-        fetch = Fetch(graph.claim(name, "lookup"), table, reader, how, merge, policy)
+        fetch = ExternalLookup(graph.claim(name, "lookup"), table, reader, how, merge, policy)
         return graph.add(fetch, (node.id,), keyed=node.keyed, on_error=node.on_error)
     looked_into = table._node.op
-    assert isinstance(looked_into, g.Keep)
+    assert isinstance(looked_into, g.StatefulStep)
     options = {"on": _on(where, node, table, on), "how": how, "merge": merge, "table": looked_into.step.name}
     step = Step(graph.claim(name, "lookup"), "lookup", Lookup, options, policy)
-    side = graph.add(g.Side(0), (node.id,), keyed=node.keyed, on_error=node.on_error)
-    return graph.add(g.Keep(step, table._node.id), (side.id,), keyed=node.keyed, on_error=node.on_error)
+    side = graph.add(g.JoinInput(0), (node.id,), keyed=node.keyed, on_error=node.on_error)
+    return graph.add(g.StatefulStep(step, table._node.id), (side.id,), keyed=node.keyed, on_error=node.on_error)
 
 
 def _on(where: str, node: g.Node, table: Table, on: Any) -> Any:

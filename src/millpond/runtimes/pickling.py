@@ -34,7 +34,7 @@ from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.sinks.base import Delivery
 from millpond.sources.base import Source
-from millpond.steps.verbs.external_lookup import Fetch
+from millpond.steps.verbs.external_lookup import ExternalLookup
 
 cloudpickle: Any = _cloudpickle  # it has no types
 
@@ -405,11 +405,11 @@ def _where(op: g.Op) -> str:
         return f"stream {op.stream!r}"
     if isinstance(op, g.Deliver):
         return f"sink {op.name!r}"
-    if isinstance(op, g.Keep):
+    if isinstance(op, g.StatefulStep):
         return f"{op.step.kind} {op.step.name!r}"
-    if isinstance(op, g.Key):
+    if isinstance(op, g.KeyBy):
         return f"key_by({', '.join(op.names)})"
-    if isinstance(op, Fetch):
+    if isinstance(op, ExternalLookup):
         return f"lookup {op.name!r}"
     return {"FlatMap": "flat_map", "WithTime": "with_time", "MapAsync": "map_async"}.get(
         type(op).__name__, type(op).__name__.lower()

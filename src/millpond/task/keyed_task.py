@@ -32,7 +32,7 @@ from millpond.messages import (
     TooManyRows,
     TooMuch,
 )
-from millpond.pipeline.graph import Keep, Program, Read
+from millpond.pipeline.graph import Program, Read, StatefulStep
 from millpond.replica import View
 from millpond.rows.rows import in_order
 from millpond.sources.base import Chunk, JsonLines, Source
@@ -40,7 +40,7 @@ from millpond.steps.failure import FAULTS, Stop, stopped, unreadable
 from millpond.steps.forks import refuse_forks
 from millpond.storage import Storage, open_storage
 from millpond.task.replicas import Tables, caught_up, laid_over, remember, with_tables
-from millpond.task.router import Work
+from millpond.task.router import Router
 from millpond.timing import MAX_TICKS
 from millpond.watermarks import marks, moved
 
@@ -71,7 +71,7 @@ def read_task(
 ) -> Iterator[Item]:
     """Read splits, run what comes before `key_by`, and give every partition its blobs and a header."""
     tools = tools or Tools.of(context)
-    work = Work(program, context, 0, tools.clock)
+    work = Router(program, context, 0, tools.clock)
 
     def read() -> list[Progress]:
         found: list[Progress] = []
@@ -89,7 +89,7 @@ def read_rows_task(
 ) -> Iterator[Item]:
     """The same for rows that someone else reads, as a streaming DataFrame does."""
     tools = Tools.of(context)
-    work = Work(program, context, 0, tools.clock)
+    work = Router(program, context, 0, tools.clock)
 
     def read() -> list[Progress]:
         rows, _, _ = _push(work, program, stream, place, chunks)
@@ -98,7 +98,7 @@ def read_rows_task(
     yield from _handed_over(work, task, read, tools.storage)
 
 
-def _handed_over(work: Work, task: int, read: Callable[[], list[Progress]], storage: Storage) -> Iterator[Item]:
+def _handed_over(work: Router, task: int, read: Callable[[], list[Progress]], storage: Storage) -> Iterator[Item]:
     program, context = work.program, work.context
     nonce, progress = new_id(), []
     refuse_forks()
@@ -125,7 +125,7 @@ def _handed_over(work: Work, task: int, read: Callable[[], list[Progress]], stor
             yield partition, (task, nonce, number, exchange, blob)
 
 
-def _read_split(work: Work, program: Program, item: Planned, most: int) -> Progress:
+def _read_split(work: Router, program: Program, item: Planned, most: int) -> Progress:
     node = program.reads[item.stream]
     assert isinstance(node.op, Read)
     source: Source = node.op.source
@@ -140,7 +140,7 @@ _NOWHERE = object()
 
 
 def _push(
-    work: Work,
+    work: Router,
     program: Program,
     stream: str,
     place: int,
@@ -271,7 +271,7 @@ def _with_state(
     tools: Tools,
     result: Result,
 ) -> Result:
-    work, storage = Work(program, context, stage, tools.clock), tools.storage
+    work, storage = Router(program, context, stage, tools.clock), tools.storage
     if view.position != context.base:
         raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {context.base}")
     ends = context.moment.ends or {}
@@ -294,19 +294,19 @@ def _with_state(
     result.segments, result.made, result.ends = segments, made, ends
     for node, running in work.running.items():
         op, closed = program.nodes[node].op, getattr(running, "closed", None)
-        if isinstance(op, Keep) and closed is not None:
+        if isinstance(op, StatefulStep) and closed is not None:
             result.closed[op.step.name] = closed
     return result
 
 
 def _due_next(
-    program: Program, work: Work, view: View, changed: dict[str, list[Change]]
+    program: Program, work: Router, view: View, changed: dict[str, list[Change]]
 ) -> dict[str, tuple[int | None, int | None]]:
     """When something is to happen next to each step's state, by event time and by the clock."""
     found = {}
     for node in work.running:
         op = program.nodes[node].op
-        assert isinstance(op, Keep)
+        assert isinstance(op, StatefulStep)
         changes = changed.get(op.step.name, [])
         if not view.has_times(op.step.name) and not any(c[3] is not None or c[4] is not None for c in changes):
             continue
@@ -328,11 +328,11 @@ def _due_next(
     return found
 
 
-def _changes(program: Program, work: Work) -> dict[str, list[Change]]:
+def _changes(program: Program, work: Router) -> dict[str, list[Change]]:
     found = {}
     for node, running in work.running.items():
         op = program.nodes[node].op
-        assert isinstance(op, Keep)
+        assert isinstance(op, StatefulStep)
         try:
             changes = running.changes()
         except Unreadable as error:
@@ -347,7 +347,7 @@ def _changes(program: Program, work: Work) -> dict[str, list[Change]]:
     return found
 
 
-def _written(work: Work, storage: Storage, partition: int, nonce: str, stage: int) -> Made:
+def _written(work: Router, storage: Storage, partition: int, nonce: str, stage: int) -> Made:
     context, made = work.context, work.made()
     for sink, data, rows in work.leaving.outputs(partition):
         path = context.paths.output(sink, partition, context.attempt(nonce))

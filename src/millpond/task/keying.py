@@ -11,12 +11,12 @@ import pyarrow as pa
 from millpond.codec import encode_key, encode_keys, partitions_of
 from millpond.errors import InvalidUse
 from millpond.pipeline.fields import read_field
-from millpond.pipeline.graph import Key
+from millpond.pipeline.graph import KeyBy
 from millpond.rows.rows import BadInput, Keys, Rows
 from millpond.steps.failure import FAULTS, Failed
 
 
-def keyed(op: Key, rows: Rows, failed: Failed) -> Rows:
+def keyed(op: KeyBy, rows: Rows, failed: Failed) -> Rows:
     """The rows with their keys; rows that have none are reported and left out."""
     if len(rows) == 0:
         return Rows([], [], times=rows.times, keys=Keys([], []))
@@ -44,12 +44,12 @@ def keyed(op: Key, rows: Rows, failed: Failed) -> Rows:
     return Rows(rows.data, rows.order, form=rows.form, times=rows.times, keys=_distinct(encoded))
 
 
-def _key(op: Key, row: Any) -> Any:
+def _key(op: KeyBy, row: Any) -> Any:
     parts = [read_field(row, by) if isinstance(by, str) else by(row) for by in op.by]
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
-def _quick(op: Key, rows: Rows) -> Keys | None:
+def _quick(op: KeyBy, rows: Rows) -> Keys | None:
     """The keys of all rows at once, where fields alone make them and every row has them; else nothing."""
     if not all(isinstance(by, str) for by in op.by):
         return None

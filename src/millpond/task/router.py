@@ -29,7 +29,7 @@ from millpond.steps.failure import (
     own_copy,
     unreadable,
 )
-from millpond.steps.verbs.external_lookup import Fetch, fetched
+from millpond.steps.verbs.external_lookup import ExternalLookup, fetched
 from millpond.steps.verbs.map_async import MapAsync, mapped
 from millpond.steps.verbs.table import Reader
 from millpond.task.keying import keyed
@@ -40,7 +40,7 @@ from millpond.timing import Times, Unit, as_time, span, ticks, unit_of
 from millpond.watermarks import Mark, at_end, clock_partition, incoming, marks
 
 
-class Work:
+class Router:
     """The way of some rows through a program, within one task."""
 
     def __init__(self, program: g.Program, context: Context, stage: int, clock: Clock) -> None:
@@ -64,7 +64,7 @@ class Work:
         """Rows come out of a node: everyone who reads from it gets them, and nobody shares one."""
         if len(rows) == 0:
             return
-        readers = [r for r in self.program.consumers[node] if not isinstance(self.program.nodes[r].op, g.Aside)]
+        readers = [r for r in self.program.consumers[node] if not isinstance(self.program.nodes[r].op, g.SideOutput)]
         changers = [r for r in readers if isinstance(self.program.nodes[r].op, g.MAY_CHANGE)]
         for reader in readers:
             shared = reader in changers[:-1] or (reader in changers and len(changers) < len(readers))
@@ -81,7 +81,7 @@ class Work:
             pass  # what is never stored need not be storable
         good, data = [], []
         made_by = self.program.nodes[node]
-        step = made_by.op.step if isinstance(made_by.op, g.Keep) else None
+        step = made_by.op.step if isinstance(made_by.op, g.StatefulStep) else None
         name = _name_of(made_by.op) if step is None else step.name
         failed = self._failed(made_by, name, rows, None if step is None else step.on_error)
         for i, row in enumerate(rows.data):
@@ -97,17 +97,17 @@ class Work:
         """What a step has put aside goes to its side stream."""
         for rows in (aside := getattr(running, "aside", [])):
             for reader in self.program.consumers[node]:
-                if isinstance(self.program.nodes[reader].op, g.Aside):
+                if isinstance(self.program.nodes[reader].op, g.SideOutput):
                     self.leave(reader, rows.copied())
         aside.clear()
 
     def _take(self, node: g.Node, rows: Rows, source: int) -> None:
         op = node.op
-        if isinstance(op, g.Key):
+        if isinstance(op, g.KeyBy):
             self._exchange(node, keyed(op, rows, self._failed(node, f"key_by({', '.join(op.names)})", rows)))
         elif isinstance(op, g.Deliver):
             self._deliver(node, op.name, rows)
-        elif isinstance(op, g.Keep):
+        elif isinstance(op, g.StatefulStep):
             running = self.running[node.id]
             try:
                 made = running.run(rows, node.inputs.index(source))
@@ -116,7 +116,7 @@ class Work:
             except Unreadable as error:
                 raise unreadable(op.step.name, error) from error
             self._put_aside(node.id, running)
-        elif isinstance(op, g.Side):
+        elif isinstance(op, g.JoinInput):
             if self.program.stages[node.id] > self.stage:
                 self._exchange(node, rows)
             else:
@@ -124,9 +124,9 @@ class Work:
         elif isinstance(op, MapAsync):
             failed = self._failed(node, "map_async", rows, op.on_error)
             self.leave(node.id, mapped(op, rows, self.failures.clock, failed))
-        elif isinstance(op, Fetch):
+        elif isinstance(op, ExternalLookup):
             self.leave(node.id, self._fetched(node, op, rows))
-        elif isinstance(op, g.Judge):
+        elif isinstance(op, g.LateSplit):
             self.leave(node.id, self._judged(node, op, rows))
         elif isinstance(op, g.Branch):
             self._branch(node, op, rows)
@@ -135,7 +135,7 @@ class Work:
         elif not isinstance(op, (g.Read, g.DeadLetters, g.Pick)):
             self.leave(node.id, self._each(node, op, rows))
 
-    def _judged(self, node: g.Node, op: g.Judge, rows: Rows) -> Rows:
+    def _judged(self, node: g.Node, op: g.LateSplit, rows: Rows) -> Rows:
         at = self._began[node.inputs[0]].at
         if rows.times is None or at is None:
             return rows.pick([]) if op.late else rows
@@ -151,7 +151,7 @@ class Work:
 
         return failed
 
-    def _fetched(self, node: g.Node, op: Fetch, rows: Rows) -> Rows:
+    def _fetched(self, node: g.Node, op: ExternalLookup, rows: Rows) -> Rows:
         def failing(rows: Rows) -> Failed:
             return self._failed(node, op.name, rows, op.on_error)
 
@@ -297,14 +297,14 @@ class Work:
         return (
             op.type is None
             and (op.timestamp is None or TimeReader(op.timestamp).field is not None)
-            and all(isinstance(r, g.Key) and all(isinstance(by, str) for by in r.by) for r in readers)
+            and all(isinstance(r, g.KeyBy) and all(isinstance(by, str) for by in r.by) for r in readers)
         )
 
     def _text_to_keys(self, node: g.Node, op: g.Read, rows: Rows) -> None:
         whole = rows
         for reader in self.program.consumers[node.id]:
             key = self.program.nodes[reader]
-            assert isinstance(key.op, g.Key)
+            assert isinstance(key.op, g.KeyBy)
             try:
                 found = keyed(key.op, rows, _raise)
             except Exception:
@@ -404,7 +404,7 @@ class Work:
                 good.append(i)
         kept = set(good)
         away = rows.pick([i for i in range(len(rows)) if i not in kept])
-        judges = [r for r in self.program.consumers[node.id] if self.program.nodes[r].op == g.Judge(late=True)]
+        judges = [r for r in self.program.consumers[node.id] if self.program.nodes[r].op == g.LateSplit(late=True)]
         self.late[op.stream] = self.late.get(op.stream, 0) + len(away)
         if judges and node.on_error == "stop":
             for judge in judges:
@@ -420,9 +420,9 @@ class Work:
 
     def _exchange(self, node: g.Node, rows: Rows) -> None:
         step, policy = "key_by", node.on_error
-        if isinstance(node.op, g.Side):  # the step that it is a side of stands for it
+        if isinstance(node.op, g.JoinInput):  # the step that it is a side of stands for it
             op = self.program.nodes[self.program.consumers[node.id][0]].op
-            assert isinstance(op, g.Keep)
+            assert isinstance(op, g.StatefulStep)
             step, policy = op.step.name, op.step.on_error
         self.leaving.exchange(node.id, rows, lambda: self._failed(node, step, rows, policy))
 
@@ -436,7 +436,7 @@ class Work:
         """
         context, moment = self.context, self.context.moment
         for node in self.program.nodes:
-            if isinstance(node.op, g.Keep) and self.program.stages[node.id] == self.stage:
+            if isinstance(node.op, g.StatefulStep) and self.program.stages[node.id] == self.stage:
                 step = node.op.step
                 began = incoming(self.program, moment, self._began, node.id)
                 end = incoming(self.program, moment, ends, node.id)
@@ -461,7 +461,7 @@ class Work:
 
     def _reader(self, table: int, tables: Callable[[str], Reader]) -> Reader:
         running, op = self.running.get(table), self.program.nodes[table].op
-        assert isinstance(op, g.Keep)
+        assert isinstance(op, g.StatefulStep)
         return tables(op.step.name) if running is None else running.rows_of  # type: ignore[attr-defined]
 
     def end(self) -> None:
@@ -471,7 +471,7 @@ class Work:
                 made = self.running[node].end()
             except Unreadable as error:
                 op = self.program.nodes[node].op
-                raise unreadable(op.step.name if isinstance(op, g.Keep) else "", error) from error
+                raise unreadable(op.step.name if isinstance(op, g.StatefulStep) else "", error) from error
             for rows in made if isinstance(made, list) else [made]:
                 if rows is not None:
                     self.leave(node, rows)

@@ -16,7 +16,9 @@ from millpond.steps.verbs.map_async import answer
 Known = tuple[type, Any]  # a key, with its type: 1 is not True
 
 
-def fetched(op: Fetch, rows: Rows, cache: Cache, now: float, clock: Clock, failing: Callable[[Rows], Failed]) -> Rows:
+def fetched(
+    op: ExternalLookup, rows: Rows, cache: Cache, now: float, clock: Clock, failing: Callable[[Rows], Failed]
+) -> Rows:
     """The rows with what was found for them; those that fail are told and left out.
 
     If the question itself fails, it is asked again as `on_error` says; then all rows fail that needed its answer.
@@ -51,7 +53,7 @@ def fetched(op: Fetch, rows: Rows, cache: Cache, now: float, clock: Clock, faili
     return paired(rows, right, op.how, op.merge, op.on_error, failed)
 
 
-def _keys(op: Fetch, rows: Rows, failed: Failed) -> tuple[list[Known | None], list[int]]:
+def _keys(op: ExternalLookup, rows: Rows, failed: Failed) -> tuple[list[Known | None], list[int]]:
     """The key that each row looks up, and the places of those that have one; nothing looks nothing up."""
     found: list[Known | None] = []
     good: list[int] = []
@@ -77,7 +79,7 @@ def _keys(op: Fetch, rows: Rows, failed: Failed) -> tuple[list[Known | None], li
     return found, good
 
 
-def _asked(op: Fetch, keys: list[Any], clock: Clock) -> Mapping[Any, Any]:
+def _asked(op: ExternalLookup, keys: list[Any], clock: Clock) -> Mapping[Any, Any]:
     policy = op.on_error
     pauses = [policy.backoff * 2**n for n in range(policy.times)] if isinstance(policy, Retry) else []
     for pause in (*pauses, None):
@@ -99,7 +101,7 @@ def _found(answers: Mapping[Any, Any], key: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Fetch:
+class ExternalLookup:
     """Rows meet those of an external database."""
 
     name: str
