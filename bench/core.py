@@ -87,7 +87,7 @@ def millpond_batches(spark: SparkSession, source: Any, rows: int, place: Path) -
             commits.append(time.perf_counter())
 
     began = time.perf_counter()
-    app.run_with(Settings(until="caught-up", max_rows=rows), spark, hook)
+    mp.lowlevel.run_with(app, Settings(until="caught-up", max_rows=rows), spark, hook)
     shutil.rmtree(state)
     return [b - a for a, b in zip([began, *commits], commits, strict=False)]
 
@@ -98,7 +98,7 @@ def python_alone(folder: str, rows: int, place: Path) -> list[float]:
     app = app_over(mp.sources.files(folder), state)
     storage = open_storage(str(state))
     driver = Driver(
-        app.program(),
+        mp.lowlevel.program(app),
         LocalRuntime(storage, SystemClock()),
         storage,
         SystemClock(),

@@ -84,9 +84,9 @@ def program(folder: Path, feed: Feed, **how: Any) -> mp.App:
 @contextmanager
 def driving(app: mp.App, storage: Storage | None = None, threaded: bool = False) -> Iterator[Driver]:
     clock = SystemClock()
-    storage = storage or app.storage
+    storage = storage or mp.lowlevel.storage(app)
     driver = Driver(
-        app.program(),
+        mp.lowlevel.program(app),
         LocalRuntime(storage, clock),
         storage,
         clock,
@@ -142,7 +142,7 @@ def amount(folder: Path, size: Size) -> str:
     with driving(app) as driver:
         fill(driver, feed)
         batches(driver, feed, 3 * size.batches)
-    stored = sum(item.size for item in app.storage.list("life/steps"))
+    stored = sum(item.size for item in mp.lowlevel.storage(app).list("life/steps"))
     other = program(folder / "other", feed)
     app.savepoint(folder / "saved")
     other.restore(folder / "saved")
@@ -150,7 +150,7 @@ def amount(folder: Path, size: Size) -> str:
     other.rescale(1)  # all of it is written anew: one run, and nothing that is overwritten
     newest = mp.open(str(folder / "other" / "state"), "life").newest
     assert newest is not None and newest.manifest is not None
-    alive = sum(file.bytes for file in manifests.read(other.storage, newest.manifest).files())
+    alive = sum(file.bytes for file in manifests.read(mp.lowlevel.storage(other), newest.manifest).files())
     return f"{stored / alive:.2f} bytes per live byte"
 
 
@@ -187,7 +187,7 @@ def start_up(folder: Path, size: Size) -> str:
         with driving(app, held) as driver:
             batches(driver, feed, commits)
         for item in held.list(""):
-            app.storage.put(item.path, held.get(item.path) or b"")
+            mp.lowlevel.storage(app).put(item.path, held.get(item.path) or b"")
         shutil.rmtree(place / "local")
         times = []
         for _ in range(5):

@@ -41,7 +41,7 @@ def batches(spark: Any, folder: str, size: int, place: Path, by_columns: bool) -
             commits.append(time.perf_counter())
 
     began = time.perf_counter()
-    app.run_with(Settings(until="caught-up", max_rows=size), spark, hook)
+    mp.lowlevel.run_with(app, Settings(until="caught-up", max_rows=size), spark, hook)
     shutil.rmtree(state)
     return [b - a for a, b in zip([began, *commits], commits, strict=False)]
 

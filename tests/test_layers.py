@@ -30,6 +30,7 @@ FLOORS = [
     ("sources", "sinks", "state_view", "admin"),
     ("life",),
     ("app", "opened"),
+    ("lowlevel",),
     ("testing",),
     ("millpond",),
     ("demo",),

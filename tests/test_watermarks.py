@@ -250,7 +250,7 @@ def test_typed_columns_text_and_objects_have_the_same_times(tmp_path: Any, parti
         storage = open_storage(str(tmp_path / "state"))
         clock = ManualClock()
         driver = Driver(
-            app.program(),
+            mp.lowlevel.program(app),
             LocalRuntime(storage, clock),
             storage,
             clock,
@@ -259,7 +259,7 @@ def test_typed_columns_text_and_objects_have_the_same_times(tmp_path: Any, parti
             threaded=False,
         )
         driver.batch(Limit(1000, 1 << 20))
-        seen[form] = sorted(app.program().sinks["out"].rows)
+        seen[form] = sorted(mp.lowlevel.program(app).sinks["out"].rows)
         assert driver.last.watermarks["rows"].watermark == int((NOON + timedelta(seconds=9)).timestamp()) * 1_000_000
     assert seen["parquet"] == seen["jsonl"] == sorted(zip("aba", stamps, strict=True))
 
@@ -277,4 +277,4 @@ def test_a_window_of_which_nothing_is_said_is_refused() -> None:
     app = mp.App("half")
     app.stream("rows", mp.sources.rows([]), timestamp="at").key_by("k").window("w", mp.tumbling(10), grace=mp.NO_GRACE)
     with pytest.raises(mp.errors.InvalidUse, match="'w' does nothing yet"):
-        app.program()
+        mp.lowlevel.program(app)

@@ -3,7 +3,7 @@
 The log is the truth; everything else is a replica of it.
 """
 
-from millpond import errors, sinks, sources, testing
+from millpond import errors, lowlevel, sinks, sources, testing
 from millpond.admin import StateChange
 from millpond.aggregations import (
     Aggregation,
@@ -32,8 +32,6 @@ from millpond.pipeline.keyed import JoinedStream, KeyedStream
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
-from millpond.sinks.base import Delivery, Sink
-from millpond.sources.base import BadRow, Chunk, JsonLines, Limit, Source, Split
 from millpond.state_view import Moment, StateView
 from millpond.steps.failure import retry
 from millpond.steps.state.handle import State, StateList, StateMap
@@ -60,19 +58,11 @@ __all__ = [
     "NO_GRACE",
     "Aggregation",
     "App",
-    "BadRow",
-    "Chunk",
-    "Delivery",
     "Difference",
     "JoinedStream",
-    "JsonLines",
     "KeyedStream",
-    "Limit",
     "Moment",
     "Rebuilt",
-    "Sink",
-    "Source",
-    "Split",
     "State",
     "StateChange",
     "StateList",
@@ -103,6 +93,7 @@ __all__ = [
     "last",
     "latest",
     "lazily",
+    "lowlevel",
     "max",
     "mean",
     "min",
@@ -120,3 +111,9 @@ __all__ = [
     "ttl",
     "tumbling",
 ]
+
+
+def __dir__() -> list[str]:
+    # The import system sets every submodule as an attribute here. They are not the public surface, so they are not
+    # shown; `import millpond.codec` and `millpond.codec` go on working.
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

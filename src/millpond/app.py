@@ -184,15 +184,8 @@ class App(Life):
             self._letters = Stream(self._graph, self._graph.add(g.DeadLetters()))
         return self._letters
 
-    def program(self) -> g.Program:
-        """What the app does, made ready to run.
-
-        >>> import millpond as mp
-        >>> app = mp.App("orders")
-        >>> orders = app.stream("orders", mp.sources.rows([]))
-        >>> list(app.program().reads)
-        ['orders']
-        """
+    def _program(self) -> g.Program:
+        """Compile what the app does. Offered as `mp.lowlevel.program`."""
         # Classes of the program file are not found by name in a worker: they travel with the program.
         modules = [sys.modules[name] for name in (self._module, "__main__") if name in sys.modules]
         values = [value for module in modules for value in list(vars(module).values())]
@@ -200,20 +193,15 @@ class App(Life):
         types = [value for value in [*values, *streams] if isinstance(value, _CLASS) and kinds.is_storable(value)]
         return g.compile_program(self.name, self._graph, tuple(dict.fromkeys(types)))
 
-    @property
-    def storage(self) -> Storage:
-        """Where the app's log lives.
-
-        >>> import millpond as mp
-        >>> mp.App("orders", state_dir="memory://").storage.get("nothing")
-        """
+    def _open_storage(self) -> Storage:
+        """Return the storage of `state_dir`, opened once. Offered as `mp.lowlevel.storage`."""
         if self._storage is None:
             self._storage = open_storage(self.state_dir)
         return self._storage
 
     def _shared_storage(self) -> Storage:
         """The storage, where processes of their own can reach it, as workers are."""
-        storage = self.storage
+        storage = self._open_storage()
         if storage.url.startswith("memory:"):
             # They share no memory with us: a folder that goes away with the app does for it.
             folder = tempfile.mkdtemp(prefix="millpond-memory-")
@@ -221,7 +209,7 @@ class App(Life):
             self._storage = open_storage(folder)
             for item in storage.list(""):
                 self._storage.put(item.path, storage.get(item.path) or b"")
-        return self.storage
+        return self._open_storage()
 
     # --- running ---
 
@@ -272,9 +260,9 @@ class App(Life):
         for what, names in (("take_back", take_back), ("accept", accept)):
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):
                 raise InvalidUse(f"run({what}): expected a list of names of sinks, got {names!r}")
-        self.run_with(settings, spark, progress=progress, take_back=take_back, accept=accept)
+        self._run_with(settings, spark, progress=progress, take_back=take_back, accept=accept)
 
-    def run_with(
+    def _run_with(
         self,
         settings: Settings,
         spark: Any = None,
@@ -283,16 +271,12 @@ class App(Life):
         take_back: Sequence[str] = (),
         accept: Sequence[str] = (),
     ) -> None:
-        """Run with settings, and a hook that is called at every crash point of the commit protocol.
-
-        >>> import millpond as mp
-        >>> run = mp.App("orders").run_with
-        """
+        """Run with a hook that is called at every crash point. Offered as `mp.lowlevel.run_with`."""
         from millpond.runtimes.spark import SparkRuntime
 
         if self._running:
             raise InvalidUse(f"app {self.name!r} is running already in this process")
-        program = self.program()
+        program = self._program()
         if settings.until == "caught-up":  # what arrives from now on is for the next run
             program = as_of(program, self._clock.now())
         self._stop.clear()

@@ -35,13 +35,12 @@ class Life(Upkeep):
     _storage: Storage | None
     _running: bool
 
-    @property
     @abstractmethod
-    def storage(self) -> Storage:
+    def _open_storage(self) -> Storage:
         """Where the app's log lives."""
 
     @abstractmethod
-    def program(self) -> g.Program:
+    def _program(self) -> g.Program:
         """What the app does, made ready to run."""
 
     @abstractmethod
@@ -56,15 +55,15 @@ class Life(Upkeep):
     def _kept(self) -> Storage:
         if self._running:
             raise InvalidUse(f"app {self.name!r} is running in this process. Stop it first; nothing was changed.")
-        return self.storage
+        return self._open_storage()
 
     @property
     def _keep(self) -> Keep:
         return self.keep
 
     def _sinks_back(self, batch: int, dry_run: bool) -> str:
-        program = self.program()
-        ledger = Ledger(self.storage, self.name, self._clock)
+        program = self._program()
+        ledger = Ledger(self._open_storage(), self.name, self._clock)
         newest = None if dry_run else ledger.newest()
         if newest is not None:
             Targets(program, ledger).note(newest, newest.incarnation)
@@ -83,9 +82,9 @@ class Life(Upkeep):
         >>> import millpond as mp
         >>> mp.App("orders", state_dir="memory://").state("total").get("ann")
         """
-        program = self.program() if self._graph.nodes else None
+        program = self._program() if self._graph.nodes else None
         return StateView(
-            self.storage,
+            self._open_storage(),
             self.name,
             step,
             self._clock,
@@ -109,7 +108,7 @@ class Life(Upkeep):
             self._stopped(f"rebuild({step!r}, switch=True)", force)
         storage = self._shared_storage()
         return rebuilt(
-            self.program(),
+            self._program(),
             step,
             storage,
             self._clock,
@@ -132,7 +131,7 @@ class Life(Upkeep):
         if last is None:
             return
         number = last.number + 1
-        ledger = Ledger(self.storage, self.name, self._clock)
+        ledger = Ledger(self._open_storage(), self.name, self._clock)
         cleared = Record(
             format=FORMAT,
             kind="clear",
@@ -151,7 +150,7 @@ class Life(Upkeep):
         ledger.append(cleared, last)
         self._give_up(ledger, cleared, last.incarnation, _undelivered(ledger, last))
         forget_replicas(self.name, last.incarnation, self.local_dir)
-        forget_files(self.storage, self.name, before=number)
+        forget_files(self._open_storage(), self.name, before=number)
 
     def drop_outputs(self, sink: str, *, force: bool = False) -> None:
         """Give up the outputs that were not delivered to a sink which is gone from the program.
@@ -161,7 +160,7 @@ class Life(Upkeep):
         """
         last = self._stopped("drop_outputs", force)
         if last is not None and sink in last.deliveries:
-            ledger = Ledger(self.storage, self.name, self._clock)
+            ledger = Ledger(self._open_storage(), self.name, self._clock)
             dropped = {sink: _undelivered(ledger, last)[sink]}
             record = last.followed_by(
                 "release",
@@ -181,7 +180,7 @@ class Life(Upkeep):
         An app that was opened without its program knows no sinks.
         """
         if self._graph.nodes:
-            program = self.program()
+            program = self._program()
             Targets(program, ledger).note(record, incarnation)
             void_deliveries(program, ledger, self.name, ranges)
 
@@ -190,8 +189,8 @@ class Life(Upkeep):
             raise InvalidUse(
                 f"{what}: app {self.name!r} is running in this process. Stop it first; nothing was changed."
             )
-        check_stopped(self.storage, self.name, self._clock, what, force=force)
-        return Ledger(self.storage, self.name, self._clock).newest()
+        check_stopped(self._open_storage(), self.name, self._clock, what, force=force)
+        return Ledger(self._open_storage(), self.name, self._clock).newest()
 
 
 def _undelivered(ledger: Ledger, last: Record) -> Ranges:

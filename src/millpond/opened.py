@@ -17,13 +17,16 @@ class ReadOnlyApp(Upkeep):
 
     def __init__(self, state_dir: str, name: str) -> None:
         check_name(name, "open(name)")
-        self.name, self.storage, self._clock = name, open_storage(state_dir), SystemClock()
-        if Ledger(self.storage, name, self._clock).newest() is None:
-            raise InvalidUse(f"{self.storage.url} holds no app {name!r}: check state_dir and the app's name")
+        self.name, self._storage, self._clock = name, open_storage(state_dir), SystemClock()
+        if Ledger(self._storage, name, self._clock).newest() is None:
+            raise InvalidUse(f"{self._storage.url} holds no app {name!r}: check state_dir and the app's name")
+
+    def _open_storage(self) -> Storage:
+        return self._storage
 
     @property
     def _kept(self) -> Storage:
-        return self.storage
+        return self._storage
 
     def state(self, step: str) -> StateView:
         """A step's state, as of the newest commit.
@@ -31,7 +34,7 @@ class ReadOnlyApp(Upkeep):
         >>> import millpond as mp
         >>> def total(who): return mp.open("state", "orders").state("total").get(who)
         """
-        return StateView(self.storage, self.name, step, self._clock)
+        return StateView(self._storage, self.name, step, self._clock)
 
     @property
     def newest(self) -> Record | None:
@@ -40,7 +43,7 @@ class ReadOnlyApp(Upkeep):
         >>> import millpond as mp
         >>> def batch(): return mp.open("state", "orders").newest.number
         """
-        return Ledger(self.storage, self.name, self._clock).newest()
+        return Ledger(self._storage, self.name, self._clock).newest()
 
 
 def open(state_dir: str, name: str) -> ReadOnlyApp:

@@ -79,13 +79,13 @@ def drive(
     settings = Settings(until, every=0.02, max_rows=MAX_ROWS)
     hook = None if at is None else _signal_itself(*at)
     if spark:
-        return app.run_with(Settings(until, every=0.05, max_rows=MAX_ROWS * 4), hook=hook, **how)
+        return mp.lowlevel.run_with(app, Settings(until, every=0.05, max_rows=MAX_ROWS * 4), hook=hook, **how)
     stop, clock, storage = threading.Event(), SystemClock(), open_storage(app.state_dir)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
 
     def make() -> Driver:
         return Driver(
-            app.program(),
+            mp.lowlevel.program(app),
             LocalRuntime(storage, clock, ahead=ahead),
             storage,
             clock,

@@ -64,7 +64,9 @@ def test_types_are_named_as_python_names_those_of_a_script() -> None:
     text += "@dataclass\nclass Order:\n    id: int\n"
     text += "orders = app.stream('orders', mp.sources.rows([]), type=Order)\n"
     with loaded(write(text)) as app:
-        assert [f"{each.__module__}:{each.__qualname__}" for each in app.program().types] == ["__main__:Order"]
+        assert [f"{each.__module__}:{each.__qualname__}" for each in mp.lowlevel.program(app).types] == [
+            "__main__:Order"
+        ]
 
 
 def test_modules_beside_the_file_are_found_and_python_is_left_as_it_was() -> None:

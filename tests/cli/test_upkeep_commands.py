@@ -155,7 +155,13 @@ def shop() -> None:
     with loaded("app.py") as app:
         clock = SystemClock()
         driver = Driver(
-            app.program(), LocalRuntime(app.storage, clock), app.storage, clock, partitions=2, home=None, threaded=False
+            mp.lowlevel.program(app),
+            LocalRuntime(mp.lowlevel.storage(app), clock),
+            mp.lowlevel.storage(app),
+            clock,
+            partitions=2,
+            home=None,
+            threaded=False,
         )
         while driver.batch(Limit(2, 1 << 20)):
             pass

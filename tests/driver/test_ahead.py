@@ -23,7 +23,7 @@ from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage, open_storage
 from millpond.testing import Crashed
 
-HALF = mp.Limit(rows=4, bytes=1 << 60)  # two rows fill a batch: there is more, as a rule
+HALF = mp.lowlevel.Limit(rows=4, bytes=1 << 60)  # two rows fill a batch: there is more, as a rule
 
 
 class Noted(Lanes):
@@ -58,7 +58,14 @@ def driver_on(
     clock = ManualClock()
     made = runtime(storage, clock, ahead=True)
     return Driver(
-        app.program(), made, storage, clock, partitions=app.partitions, home=str(home), hook=hook, threaded=False
+        mp.lowlevel.program(app),
+        made,
+        storage,
+        clock,
+        partitions=app.partitions,
+        home=str(home),
+        hook=hook,
+        threaded=False,
     )
 
 
@@ -195,7 +202,7 @@ def test_what_was_read_for_another_place_is_thrown_away():
             self.dropped = True
 
     for batch, positions in ((8, {"rows": {"0": 4}}), (7, {"rows": {"0": 2}})):
-        ahead = Ahead(app_over({}, {}, []).program(), None)  # type: ignore[arg-type]
+        ahead = Ahead(mp.lowlevel.program(app_over({}, {}, [])), None)  # type: ignore[arg-type]
         reading = Reading()
         ahead._plan, ahead._for = Plan(0.0, [], [], reading=reading), (7, {"rows": {"0": 4}})
         assert ahead.take(batch, positions) is None

@@ -26,7 +26,7 @@ def catch_up(source: Any, more: Callable[[int], object], storage: Storage, home:
     """The rows of one run, in which more arrives before every plan."""
     app, clock, found, plans = mp.App("chased", partitions=1), ManualClock(), [], []
     app.stream("rows", source).to("out", mp.sinks.function(lambda rows, delivery: found.extend(rows)))
-    program = as_of(app.program(), clock.now())
+    program = as_of(mp.lowlevel.program(app), clock.now())
 
     def hook(step: str, when: str) -> None:
         if (step, when) == ("plan", "before"):

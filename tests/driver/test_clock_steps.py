@@ -49,7 +49,14 @@ def test_the_pause_between_two_batches_does_not_follow_the_time_of_day(tmp_path:
     def make() -> Driver:
         runtime = LocalRuntime(storage, clock)
         return Driver(
-            app.program(), runtime, storage, clock, partitions=1, home=str(tmp_path), hook=hook, threaded=False
+            mp.lowlevel.program(app),
+            runtime,
+            storage,
+            clock,
+            partitions=1,
+            home=str(tmp_path),
+            hook=hook,
+            threaded=False,
         )
 
     stop = Waits(clock, most=3)
@@ -64,7 +71,7 @@ def run_batches(app: mp.App, folder: Path, clock: ManualClock, times: list[float
     stream.aggregate("sum", n=mp.count()).to("out", mp.sinks.memory())
     storage = open_storage(str(folder / "state"))
     driver = Driver(
-        app.program(),
+        mp.lowlevel.program(app),
         LocalRuntime(storage, clock),
         storage,
         clock,
@@ -77,7 +84,7 @@ def run_batches(app: mp.App, folder: Path, clock: ManualClock, times: list[float
     for time in times:
         clock.step(time - clock.now())
         rows.append(1)
-        assert driver.batch(mp.Limit(10, 1 << 20))
+        assert driver.batch(mp.lowlevel.Limit(10, 1 << 20))
     driver.release()
 
 

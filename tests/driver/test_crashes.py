@@ -341,7 +341,9 @@ def test_partitions_that_saw_different_attempts_of_a_reading_task_make_no_batch(
     seen.to("out", mp.sinks.function(lambda rows, delivery: out.update({delivery.id: rows})))
     storage, clock = open_storage("memory://"), ManualClock()
     runtime = Torn(storage, clock)
-    driver = Driver(app.program(), runtime, storage, clock, partitions=4, home=str(tmp_path), hook=None, threaded=False)
+    driver = Driver(
+        mp.lowlevel.program(app), runtime, storage, clock, partitions=4, home=str(tmp_path), hook=None, threaded=False
+    )
     assert driver.batch(WHOLE)
     assert runtime.torn == 1
     with TestDriver(app, storage=storage) as reader:
@@ -361,6 +363,6 @@ def test_a_task_of_a_batch_that_is_over_does_not_work_on_the_state_that_came_aft
     driver.batch(WHOLE)
     driver.batch(WHOLE)
     before = paths(storage, "")
-    result = keyed_task(app.program(), earlier, 1, 0, [], {}, tools=Tools(storage, ManualClock()))
+    result = keyed_task(mp.lowlevel.program(app), earlier, 1, 0, [], {}, tools=Tools(storage, ManualClock()))
     assert result.incomplete == f"replica at record 2, batch {earlier.batch} builds on {earlier.base}"
     assert paths(storage, "") == before

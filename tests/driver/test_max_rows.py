@@ -34,8 +34,8 @@ def read_all(app: mp.App, home: Path, most: int = MOST, *, ahead: bool = False) 
     """The rows of each batch."""
     clock, storage, found = ManualClock(), open_storage("memory://"), []
     runtime = Wide(storage, clock, ahead=ahead)
-    driver = Driver(app.program(), runtime, storage, clock, partitions=1, home=str(home), threaded=False)
-    while driver.batch(mp.Limit(most, 256 << 20)):
+    driver = Driver(mp.lowlevel.program(app), runtime, storage, clock, partitions=1, home=str(home), threaded=False)
+    while driver.batch(mp.lowlevel.Limit(most, 256 << 20)):
         found.append(sum(driver.last.rows.values()))
         assert len(found) < 1000
     return found
@@ -128,14 +128,14 @@ class Heedless:
     def __init__(self, count: int, chunk: int) -> None:
         self.count, self.chunk = count, chunk
 
-    def plan(self, position: Any, limit: mp.Limit, now: float) -> list[mp.Split]:
+    def plan(self, position: Any, limit: mp.lowlevel.Limit, now: float) -> list[mp.lowlevel.Split]:
         done = position.get("0", 0)
-        return [mp.Split("0", done, self.count)] if done < self.count else []
+        return [mp.lowlevel.Split("0", done, self.count)] if done < self.count else []
 
-    def read(self, split: mp.Split) -> Iterator[mp.Chunk]:
+    def read(self, split: mp.lowlevel.Split) -> Iterator[mp.lowlevel.Chunk]:
         for first in range(split.start, split.stop, self.chunk):
             last = min(first + self.chunk, split.stop)
-            yield mp.Chunk([{"n": n} for n in range(first, last)], last)
+            yield mp.lowlevel.Chunk([{"n": n} for n in range(first, last)], last)
 
 
 def test_a_source_that_plans_too_much_is_stopped_between_two_chunks(tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ class Bench:
     def driver(self, storage: Storage | None = None, local: str = "local") -> Driver:
         app, clock = self.app(storage, local), SystemClock()
         return Driver(
-            app.program(),
-            LocalRuntime(app.storage, clock),
-            app.storage,
+            mp.lowlevel.program(app),
+            LocalRuntime(mp.lowlevel.storage(app), clock),
+            mp.lowlevel.storage(app),
             clock,
             partitions=1,
             home=app.local_dir,

@@ -13,7 +13,7 @@ weights = st.lists(st.one_of(st.integers(0, 10), st.integers(0, 4 * SMALL)), max
 
 
 def planned(sizes: list[int]) -> list[Planned]:
-    return [Planned(i, "rows", mp.Split(str(i), 0, 1, weight=size)) for i, size in enumerate(sizes)]
+    return [Planned(i, "rows", mp.lowlevel.Split(str(i), 0, 1, weight=size)) for i, size in enumerate(sizes)]
 
 
 @given(weights, st.integers(0, 16))

@@ -14,7 +14,7 @@ from millpond.driver.commit import Driver
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 
-LIMIT = mp.Limit(1000, 1 << 30)
+LIMIT = mp.lowlevel.Limit(1000, 1 << 30)
 
 
 class Process:
@@ -25,7 +25,7 @@ class Process:
         self.storage = open_storage("memory://")
         runtime = LocalRuntime(self.storage, self.clock, ahead=ahead)
         self.driver = Driver(
-            app.program(),
+            mp.lowlevel.program(app),
             runtime,
             self.storage,
             self.clock,
@@ -40,7 +40,7 @@ class Process:
         if f"{step} {when}" == self.slow:
             self.clock.advance(60)
 
-    def run(self, limit: mp.Limit = LIMIT) -> None:
+    def run(self, limit: mp.lowlevel.Limit = LIMIT) -> None:
         while self.driver.batch(limit):
             pass
 
@@ -73,7 +73,7 @@ def test_rows_in_order_that_are_read_ahead_are_not_late(tmp_path: Path) -> None:
     windowed.aggregate(n=mp.count()).to("out", mp.sinks.memory())
     windowed.late.to("late", mp.sinks.function(lambda rows, delivery: late.extend(rows)))
     process = Process(app, tmp_path, slow="compute during", ahead=True)
-    process.run(mp.Limit(20, 1 << 30))
+    process.run(mp.lowlevel.Limit(20, 1 << 30))
     assert late == []
 
 
@@ -179,13 +179,13 @@ def test_a_driver_that_begins_knows_of_no_quiet_time(tmp_path: Path) -> None:
 class Greedy(Lanes):
     """Plans the rows of its first lane first, as many as the limit allows, and says how many there are."""
 
-    def plan(self, position: Any, limit: mp.Limit, now: float) -> list[mp.Split]:
+    def plan(self, position: Any, limit: mp.lowlevel.Limit, now: float) -> list[mp.lowlevel.Split]:
         found, left = [], limit.rows
         for place, rows in self.lanes.items():
             start = position.get(place, 0)
             stop = min(len(rows), start + left)
             if stop > start:
-                found.append(mp.Split(place, start, stop, partition=place, rows=stop - start))
+                found.append(mp.lowlevel.Split(place, start, stop, partition=place, rows=stop - start))
                 left -= stop - start
         return found
 
@@ -194,9 +194,9 @@ def test_a_lane_that_the_limit_leaves_no_room_for_is_not_quiet(tmp_path: Path) -
     lanes = {"a": times(*range(1, 5)), "b": times(1)}
     app, late = app_over(Greedy(lanes))
     process = Process(app, tmp_path, every=100.0)
-    process.run(mp.Limit(10, 1 << 30))
+    process.run(mp.lowlevel.Limit(10, 1 << 30))
     lanes["a"] += times(*range(100, 150))
     lanes["b"] += times(2)
-    while process.driver.batch(mp.Limit(10, 1 << 30)):
+    while process.driver.batch(mp.lowlevel.Limit(10, 1 << 30)):
         process.clock.advance(60)
     assert late == []

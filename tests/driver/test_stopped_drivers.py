@@ -50,7 +50,7 @@ def a_driver(folder: Path, hook: Hook | None = None) -> Driver:
     storage, clock = open_storage(str(folder / "state")), SystemClock()
     runtime = LocalRuntime(storage, clock)
     home = str(folder / "local")
-    return Driver(app.program(), runtime, storage, clock, partitions=2, home=home, hook=hook, threaded=False)
+    return Driver(mp.lowlevel.program(app), runtime, storage, clock, partitions=2, home=home, hook=hook, threaded=False)
 
 
 def run_to_the_end(driver: Driver) -> None:

@@ -59,7 +59,7 @@ class Bench:
         storage, clock, app = open_storage(str(self.folder / "state")), SystemClock(), self.app()
         runtime, home = LocalRuntime(storage, clock), str(self.folder / "local")
         made = Driver(
-            app.program(),
+            mp.lowlevel.program(app),
             runtime,
             storage,
             clock,

@@ -117,9 +117,9 @@ def run(made: mp.App, clock: Clock | None = None) -> int:
     """Read all that is there, a file of each stream in a batch; the number of the newest record."""
     clock = clock or ManualClock()
     driver = Driver(
-        made.program(),
-        LocalRuntime(made.storage, clock),
-        made.storage,
+        mp.lowlevel.program(made),
+        LocalRuntime(mp.lowlevel.storage(made), clock),
+        mp.lowlevel.storage(made),
         clock,
         partitions=made.partitions,
         home=made.local_dir,

@@ -94,7 +94,7 @@ class Bench:
     def driver(self, local: str = "local", hook: Any = None) -> Driver:
         app = self.app(local)
         return Driver(
-            app.program(),
+            mp.lowlevel.program(app),
             LocalRuntime(self.storage, self.clock),
             self.storage,
             self.clock,
@@ -265,7 +265,7 @@ def spark_file(bench: Bench) -> None:
     app.stream("frame", StandIn()).key_by("key").aggregate("n", n=mp.count()).to("out", mp.sinks.discard())
     runtime = Offering(storage, bench.clock, bench.folder / "offsets")
     driver = Driver(
-        app.program(), runtime, storage, bench.clock, partitions=1, home=app.local_dir, threaded=False
+        mp.lowlevel.program(app), runtime, storage, bench.clock, partitions=1, home=app.local_dir, threaded=False
     )  # fmt: skip
     for _ in range(3):
         driver.batch(Limit(1, 1 << 30))
@@ -353,7 +353,7 @@ def test_a_lost_tail_of_the_ledger_is_noticed_or_read_again(bench: Bench, count:
     if error is not None:
         assert isinstance(error, mp.errors.Incompatible), error
         driver = Driver(
-            bench.app().program(),
+            mp.lowlevel.program(bench.app()),
             LocalRuntime(bench.storage, bench.clock),
             bench.storage,
             bench.clock,

@@ -34,7 +34,7 @@ def an_app(place: Path) -> mp.App:
 def a_driver(place: Path) -> Driver:
     app, storage = an_app(place), open_storage(str(place / "state"))
     runtime = LocalRuntime(storage, SystemClock())
-    return Driver(app.program(), runtime, storage, SystemClock(), partitions=1, home=app.local_dir)
+    return Driver(mp.lowlevel.program(app), runtime, storage, SystemClock(), partitions=1, home=app.local_dir)
 
 
 @pytest.fixture

@@ -214,7 +214,7 @@ def test_a_batch_above_the_floor_whose_manifest_is_older_is_refused_in_words(tmp
     storage = open_storage(app.state_dir)
     runtime = Slow(storage, clock)
     driver = Driver(
-        app.program(),
+        mp.lowlevel.program(app),
         runtime,
         storage,
         clock,

@@ -155,11 +155,11 @@ def flip(path: Path) -> None:
 def test_the_newest_manifest_is_done_without(
     tmp_path: Path, kept: mp.App, straight: tuple[Any, list[str]], what: str, how: str
 ) -> None:
-    pointer = newest_of(kept.storage).manifest
+    pointer = newest_of(mp.lowlevel.storage(kept)).manifest
     assert pointer is not None
     path = pointer.path
     if what != "manifest":
-        manifest = manifests.read(kept.storage, pointer)
+        manifest = manifests.read(mp.lowlevel.storage(kept), pointer)
         path = next(part.file.path for runs in manifest.runs["accounts"].values() for part in runs[-1])
     flip(tmp_path / "state" / path) if how == "flipped" else (tmp_path / "state" / path).unlink()
     verdict = kept.verify()
@@ -175,9 +175,9 @@ def test_a_damaged_segment_that_nothing_replaces_is_refused_with_what_is_lost_an
     tmp_path: Path, kept: mp.App
 ) -> None:
     kept.compact(keep=1)
-    manifest = newest_of(kept.storage).manifest
+    manifest = newest_of(mp.lowlevel.storage(kept)).manifest
     assert manifest is not None
-    [run_of] = manifests.read(kept.storage, manifest).runs["accounts"][1]
+    [run_of] = manifests.read(mp.lowlevel.storage(kept), manifest).runs["accounts"][1]
     path = run_of[0].file.path
     whole = (tmp_path / "state" / path).read_bytes()
     flip(tmp_path / "state" / path)
@@ -208,13 +208,15 @@ def test_no_action_is_built_on_a_damaged_segment(tmp_path: Path, kept: mp.App, a
     run(shop(tmp_path, kept.state_dir, 2, compact_every=1000))
     record = next(
         r
-        for r in ledger_of(kept.storage).between(newest_of(kept.storage).number - 4, newest_of(kept.storage).number)
+        for r in ledger_of(mp.lowlevel.storage(kept)).between(
+            newest_of(mp.lowlevel.storage(kept)).number - 4, newest_of(mp.lowlevel.storage(kept)).number
+        )
         if r.segments.get("accounts")
     )
     path = next(iter(record.segments["accounts"].values()))[0].path
     flip(tmp_path / "state" / path)
     opened = mp.open(kept.state_dir, NAME)
-    then = newest_of(kept.storage)
+    then = newest_of(mp.lowlevel.storage(kept))
     actions: dict[str, Callable[[], Any]] = {
         "rescale": lambda: opened.rescale(5),
         "rename": lambda: opened.drop_step("once"),
@@ -224,17 +226,17 @@ def test_no_action_is_built_on_a_damaged_segment(tmp_path: Path, kept: mp.App, a
     }
     with pytest.raises(mp.errors.Corrupt, match="is damaged"):
         actions[action]()
-    now = newest_of(kept.storage)
+    now = newest_of(mp.lowlevel.storage(kept))
     assert (now.partitions, now.manifest, now.epoch) == (then.partitions, then.manifest, then.epoch)
     assert not (tmp_path / "saved" / "savepoint.json").exists()
 
 
 def test_a_rollback_to_before_the_damage_is_a_way_out(tmp_path: Path, kept: mp.App) -> None:
-    newest = newest_of(kept.storage)
+    newest = newest_of(mp.lowlevel.storage(kept))
     feed(tmp_path, range(BATCHES, BATCHES + 2))
     run(shop(tmp_path, kept.state_dir, 2, compact_every=1000))
     shutil.rmtree(tmp_path / "local")
-    records = ledger_of(kept.storage).between(newest.number, newest_of(kept.storage).number)
+    records = ledger_of(mp.lowlevel.storage(kept)).between(newest.number, newest_of(mp.lowlevel.storage(kept)).number)
     record = next(r for r in records if r.segments.get("accounts"))
     flip(tmp_path / "state" / next(iter(record.segments["accounts"].values()))[0].path)
     with pytest.raises(mp.errors.Corrupt, match=f"step 'accounts' in partition ., as of batch {record.number}"):

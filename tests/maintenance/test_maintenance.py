@@ -57,7 +57,7 @@ def run(app: mp.App, hook: Any = None, progress: Any = None) -> int:
     """All that is there, in batches of a file; the number of the newest record."""
     storage = open_storage(app.state_dir)
     driver = Driver(
-        app.program(),
+        mp.lowlevel.program(app),
         LocalRuntime(storage, SystemClock()),
         storage,
         SystemClock(),
@@ -283,7 +283,7 @@ def test_what_is_older_than_a_duration_goes_and_the_rest_stays(place: Path) -> N
     clock = ManualClock()
     storage = open_storage(app.state_dir)
     how: dict[str, Any] = {"partitions": 2, "home": app.local_dir, "threaded": False}
-    driver = Driver(app.program(), LocalRuntime(storage, clock), storage, clock, **how)
+    driver = Driver(mp.lowlevel.program(app), LocalRuntime(storage, clock), storage, clock, **how)
     while driver.batch(Limit(10, 1 << 20)):
         clock.advance(3600)
     driver.release()

@@ -52,7 +52,7 @@ def run(app: mp.App, rows: int = 10, batches: int = 1000) -> int:
     """Run until all is read, or for some batches; the number of the newest record."""
     storage = open_storage(app.state_dir)
     driver = Driver(
-        app.program(),
+        mp.lowlevel.program(app),
         LocalRuntime(storage, SystemClock()),
         storage,
         SystemClock(),

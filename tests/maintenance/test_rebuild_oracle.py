@@ -174,7 +174,7 @@ def test_a_rebuild_by_the_same_program_makes_the_same_state(acts_done: list[Any]
 
 def check_all(driver: mp.testing.TestDriver, storage: Storage, exact: bool) -> None:
     """Rebuild once, and compare all steps: to the last byte if `exact`, else as they are seen."""
-    program, home = driver._replaced(driver._app.program()), driver._home
+    program, home = driver._replaced(mp.lowlevel.program(driver._app)), driver._home
     made = Rebuild(program, "total", storage, driver.clock, home, mp.sinks.discard())
     try:
         made.run(LocalRuntime(storage, driver.clock), threaded=False, bounded=False)

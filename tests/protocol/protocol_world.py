@@ -144,9 +144,9 @@ class World:
         app = self.app(home, storage)
         known = inspect.signature(Driver).parameters  # the model also runs over older versions of the code
         return Driver(
-            app.program(),
-            LocalRuntime(app.storage, self.clock),
-            app.storage,
+            mp.lowlevel.program(app),
+            LocalRuntime(mp.lowlevel.storage(app), self.clock),
+            mp.lowlevel.storage(app),
             self.clock,
             partitions=app.partitions,
             home=app.local_dir,
@@ -233,7 +233,7 @@ class World:
         return work
 
     def _steps(self, app: mp.App) -> set[str]:
-        newest = Ledger(app.storage, app.name, self.clock).newest()
+        newest = Ledger(mp.lowlevel.storage(app), app.name, self.clock).newest()
         return set() if newest is None else set(newest.steps)
 
     def reads(self, times: int = 1) -> Callable[[], None]:

@@ -147,6 +147,6 @@ def test_a_lookup_finds_what_its_own_ledger_says(place: Path, at: int) -> None:
     storage.before(f"/ledger/{at:020d}.json", lambda: other.batch(WHOLE))
     driver.batch(WHOLE)
     assert not storage.path, "the other copy was to run meanwhile"
-    assert app.program().sinks["out"].rows == [{"key": "a", "value": 10}]
+    assert mp.lowlevel.program(app).sinks["out"].rows == [{"key": "a", "value": 10}]
     driver.close()
     other.close()

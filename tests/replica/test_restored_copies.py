@@ -30,7 +30,9 @@ def run(folder: Path, *values: int) -> int:
         file.writelines(json.dumps({"key": "a", "value": value}) + "\n" for value in values)
     storage, clock = open_storage(str(folder / "state")), SystemClock()
     runtime, home = LocalRuntime(storage, clock), str(folder / "local")
-    driver = Driver(an_app(folder).program(), runtime, storage, clock, partitions=1, home=home, threaded=False)
+    driver = Driver(
+        mp.lowlevel.program(an_app(folder)), runtime, storage, clock, partitions=1, home=home, threaded=False
+    )
     while driver.batch(Limit(1, 1 << 30)):
         pass
     driver.release()

@@ -350,10 +350,10 @@ def once():
     from millpond.driver.commit import Driver
     from millpond.runtimes.local import LocalRuntime
     from millpond.runtimes.pickling import pack_program, unpack_program
-    program, clock = app.program(), SystemClock()
-    runtime = LocalRuntime(app.storage, clock, shipped=unpack_program(pack_program(program).data))
-    driver = Driver(program, runtime, app.storage, clock, partitions=2, home=app.local_dir, threaded=False)
-    assert driver.batch(mp.Limit(100, 1 << 20))
+    program, clock = mp.lowlevel.program(app), SystemClock()
+    runtime = LocalRuntime(mp.lowlevel.storage(app), clock, shipped=unpack_program(pack_program(program).data))
+    driver = Driver(program, runtime, mp.lowlevel.storage(app), clock, partitions=2, home=app.local_dir, threaded=False)
+    assert driver.batch(mp.lowlevel.Limit(100, 1 << 20))
     driver.release()
     for who, account in app.state("account").items():
         assert type(account) is Account and all(type(p) is Paid for p in account.paid), account
@@ -418,7 +418,7 @@ def test_state_that_names_the_module_of_the_program_file_still_opens(folder: Pat
         texts.append(json.dumps({"$type": f"{module}:Paid", "fields": {"who": "ann", "kind": kind}}).encode())
     opened = (
         "from millpond.codec import Codec\n"
-        f"def once():\n    print({{repr(Codec(app.program().types).decode(text)) for text in {texts}}})\n"
+        f"def once():\n    print({{repr(Codec(mp.lowlevel.program(app).types).decode(text)) for text in {texts}}})\n"
     )
     file = folder / "pkg" / "app.py"
     file.write_text(file.read_text().replace("if __name__", f"{opened}\nif __name__"))
@@ -453,7 +453,7 @@ def test_a_class_arrives_whole_where_its_file_was_never_run(folder: Path) -> Non
     """Its annotations are text that names other classes of the file."""
     packs = (
         "from millpond.runtimes.pickling import pack_program\n"
-        "def once():\n    open('packed', 'wb').write(pack_program(app.program()).data)\n"
+        "def once():\n    open('packed', 'wb').write(pack_program(mp.lowlevel.program(app)).data)\n"
     )
     file = folder / "pkg" / "app.py"
     file.write_text(file.read_text().replace("if __name__", f"{packs}\nif __name__"))
@@ -466,7 +466,7 @@ def test_a_class_arrives_whole_where_its_file_was_never_run(folder: Path) -> Non
 
 
 def test_a_class_of_another_module_keeps_its_name() -> None:
-    assert Codec().encode(mp.Split("a", 0, 1)).startswith(b'{"$type":"millpond.flow:Split"')
+    assert Codec().encode(mp.lowlevel.Split("a", 0, 1)).startswith(b'{"$type":"millpond.flow:Split"')
 
 
 @pytest.mark.parametrize(("stored", "now"), user_types._OWN_TYPES.items())

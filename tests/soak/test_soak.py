@@ -125,7 +125,7 @@ class Soak:
         app = app or self.app()
         storage = open_storage(app.state_dir)
         driver = Driver(
-            app.program(),
+            mp.lowlevel.program(app),
             LocalRuntime(storage, SystemClock()),
             storage,
             SystemClock(),

@@ -67,7 +67,7 @@ class Reader:
         rows = app.stream("rows", mp.sources.files(self.path), **self.how)
         rows.to("out", mp.sinks.function(lambda rows, delivery: self.rows.extend(rows)))
         app.dead_letters.to("dead", mp.sinks.function(lambda rows, delivery: self.letters.extend(rows)))
-        program = as_of(app.program(), self.clock.now())
+        program = as_of(mp.lowlevel.program(app), self.clock.now())
 
         def make() -> Driver:
             runtime = LocalRuntime(self.storage, self.clock)
@@ -174,7 +174,7 @@ def test_a_position_of_before_is_looked_at_once_more(tmp_path: Path) -> None:
     source = mp.sources.files(path)
     first = len("id,name\n") + len("".join(f"{n},name {n}\n" for n in range(9)))
     found: dict[str, Any] = {"a.csv": {"offset": first, "seen": len(text)}}
-    [split] = source.plan(found, mp.Limit(10_000, 1 << 30), 100.0)
+    [split] = source.plan(found, mp.lowlevel.Limit(10_000, 1 << 30), 100.0)
     chunks = list(source.read(split))
     assert (len(chunks[0].bad), len(chunks[0].rows)) == (1, 990)
-    assert source.plan({"a.csv": chunks[-1].position}, mp.Limit(10_000, 1 << 30), 100.0) == []
+    assert source.plan({"a.csv": chunks[-1].position}, mp.lowlevel.Limit(10_000, 1 << 30), 100.0) == []

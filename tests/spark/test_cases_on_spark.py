@@ -27,7 +27,7 @@ def an_app(folder: Path, partitions: int | None = 2) -> mp.App:
 
 def commits(folder: Path) -> int:
     """How many batches the ledger holds."""
-    ledger = Ledger(an_app(folder).storage, "case", SystemClock())
+    ledger = Ledger(mp.lowlevel.storage(an_app(folder)), "case", SystemClock())
     newest = ledger.newest()
     return 0 if newest is None else sum(r.kind == "commit" for r in ledger.between(-1, newest.number))
 

@@ -39,7 +39,7 @@ def test_rows_in_order_are_not_late_however_long_a_batch_takes(spark: SparkSessi
         if f"{step} {when}" == slow and len(slept) < 4:  # a stopped process, a slow sink, a long batch
             slept.append(time.sleep(1.2))
 
-    app.run_with(Settings("caught-up", every=0.1, max_rows=5_000), spark, hook)
+    mp.lowlevel.run_with(app, Settings("caught-up", every=0.1, max_rows=5_000), spark, hook)
     assert late.rows == []
 
 
@@ -63,12 +63,12 @@ def test_a_run_that_catches_up_ends_where_the_input_ended_when_it_began(spark: S
             write(tmp_path / "in" / "a.jsonl", [{"n": 3}])
             write(tmp_path / "in" / f"new-{len(plans)}.jsonl", [{"n": 4}])
 
-    app.run_with(Settings("caught-up", every=0.1), spark, hook)
+    mp.lowlevel.run_with(app, Settings("caught-up", every=0.1), spark, hook)
     assert app.state("rows count").get(0) == {"n": 1}
     assert app.state("files count").get(0) == {"n": 2}
     assert 100 <= app.state("rate count").get(0)["n"] < 50 * (time.time() - began)
 
-    app.run_with(Settings("caught-up", every=0.1), spark)  # the next one reads what came meanwhile
+    mp.lowlevel.run_with(app, Settings("caught-up", every=0.1), spark)  # the next one reads what came meanwhile
     assert app.state("rows count").get(0) == {"n": 1 + len(plans)}
     assert app.state("files count").get(0) == {"n": 2 + 2 * len(plans)}
 
@@ -80,7 +80,7 @@ def test_no_batch_reads_more_rows_than_max_rows(spark: SparkSession, tmp_path: P
     app = app_in(tmp_path)
     app.stream("rows", mp.sources.files(tmp_path / "in")).key_by("k").aggregate("sum", n=mp.count(), last=mp.last("n"))
     app.run(until="caught-up", spark=spark, max_rows=100_000)
-    ledger = Ledger(app.storage, "paced", SystemClock())
+    ledger = Ledger(mp.lowlevel.storage(app), "paced", SystemClock())
     newest = ledger.newest()
     assert newest is not None
     sizes = [record.rows["rows"] for record in ledger.between(0, newest.number) if record.rows]

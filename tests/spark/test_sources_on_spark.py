@@ -160,7 +160,7 @@ def test_what_spark_was_not_told_is_not_counted_again(
 
     settings = Settings(until="caught-up")
     with pytest.raises(Pulled):
-        totals_of(tmp_path, json_frame(spark, tmp_path / "in")).run_with(settings, spark, pull)
+        mp.lowlevel.run_with(totals_of(tmp_path, json_frame(spark, tmp_path / "in")), settings, spark, pull)
     write(tmp_path / "in" / "2.json", payments(100, 150))
     app = totals_of(tmp_path, json_frame(spark, tmp_path / "in"))
     app.run(until="caught-up", spark=spark)

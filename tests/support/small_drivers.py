@@ -12,7 +12,7 @@ from millpond.driver.commit import Driver
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage
 
-WHOLE = mp.Limit(1 << 40, 1 << 60)
+WHOLE = mp.lowlevel.Limit(1 << 40, 1 << 60)
 
 
 class Lanes:
@@ -21,24 +21,24 @@ class Lanes:
     def __init__(self, lanes: Mapping[str, list[Any]], width: int = 1) -> None:
         self.lanes, self.width = lanes, width
 
-    def plan(self, position: Mapping[str, Any], limit: mp.Limit, now: float) -> list[mp.Split]:
+    def plan(self, position: Mapping[str, Any], limit: mp.lowlevel.Limit, now: float) -> list[mp.lowlevel.Split]:
         found = []
         for place, rows in self.lanes.items():
             start = position.get(place, 0)
             stop = min(start + self.width, len(rows))
             if stop > start:
-                found.append(mp.Split(place, start, stop, partition=place))
+                found.append(mp.lowlevel.Split(place, start, stop, partition=place))
         return found
 
-    def read(self, split: mp.Split) -> Iterator[mp.Chunk]:
-        yield mp.Chunk(self.lanes[split.place][split.start : split.stop], split.stop)
+    def read(self, split: mp.lowlevel.Split) -> Iterator[mp.lowlevel.Chunk]:
+        yield mp.lowlevel.Chunk(self.lanes[split.place][split.start : split.stop], split.stop)
 
 
 def driver_of(app: mp.App, storage: Storage, home: Path | str, hook: Any = None) -> Driver:
     """A new process on this storage and this host."""
     clock = ManualClock()
     return Driver(
-        app.program(),
+        mp.lowlevel.program(app),
         LocalRuntime(storage, clock),
         storage,
         clock,

@@ -19,7 +19,7 @@ from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 
-WHOLE = mp.Limit(1 << 40, 1 << 60)
+WHOLE = mp.lowlevel.Limit(1 << 40, 1 << 60)
 Streams = Mapping[str, Any]  # name → stream
 Build = Callable[[Streams], Any]  # a program: from its streams to the stream that goes to the sink
 
@@ -30,12 +30,12 @@ class Feed:
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
 
-    def plan(self, position: Mapping[str, Any], limit: mp.Limit, now: float) -> list[mp.Split]:
+    def plan(self, position: Mapping[str, Any], limit: mp.lowlevel.Limit, now: float) -> list[mp.lowlevel.Split]:
         done = position.get("0", 0)
-        return [mp.Split("0", done, done + 1)] if done < len(self.batches) else []
+        return [mp.lowlevel.Split("0", done, done + 1)] if done < len(self.batches) else []
 
-    def read(self, split: mp.Split) -> Iterator[mp.Chunk]:
-        yield mp.Chunk([dict(row) for row in self.batches[split.start]], split.stop)
+    def read(self, split: mp.lowlevel.Split) -> Iterator[mp.lowlevel.Chunk]:
+        yield mp.lowlevel.Chunk([dict(row) for row in self.batches[split.start]], split.stop)
 
 
 class Held:
@@ -46,7 +46,7 @@ class Held:
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int], list[Any]] = {}
 
-    def deliver(self, rows: list[Any], delivery: mp.Delivery) -> None:
+    def deliver(self, rows: list[Any], delivery: mp.lowlevel.Delivery) -> None:
         self.rows[delivery.batch, delivery.partition] = rows
 
     def take_back(self, batch: int) -> None:
@@ -91,7 +91,7 @@ class Life:
             app, clock = self.app, SystemClock()
             storage = open_storage(app.state_dir)
             self._driver = Driver(
-                app.program(),
+                mp.lowlevel.program(app),
                 LocalRuntime(storage, clock),
                 storage,
                 clock,

@@ -25,12 +25,14 @@ def rebuild(app: mp.App, step: str, *, switch: bool = False, between: Callable[[
         if between is not None:
             between()
 
-    return rebuilt(app.program(), step, storage, SystemClock(), app.local_dir, runtime, switch=switch, threaded=False)
+    return rebuilt(
+        mp.lowlevel.program(app), step, storage, SystemClock(), app.local_dir, runtime, switch=switch, threaded=False
+    )
 
 
 def rebuild_and_switch(app: mp.App, step: str, at: Any) -> None:
     """A rebuild that calls `at` at the named moments of its last act; its shadow stays."""
     storage = open_storage(app.state_dir)
-    made = Rebuild(app.program(), step, storage, SystemClock(), app.local_dir, mp.sinks.discard())
+    made = Rebuild(mp.lowlevel.program(app), step, storage, SystemClock(), app.local_dir, mp.sinks.discard())
     made.run(LocalRuntime(storage, SystemClock()), threaded=False)
     made.switch(at)

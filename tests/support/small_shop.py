@@ -42,7 +42,7 @@ def driver_of(app: mp.App, storage: Storage | None = None) -> Driver:
     storage = storage or open_storage(app.state_dir)
     clock = ManualClock()
     return Driver(
-        app.program(),
+        mp.lowlevel.program(app),
         LocalRuntime(storage, clock),
         storage,
         clock,

@@ -46,7 +46,7 @@ def printed(
     """What an example prints, without Spark. `play` sends it rows, and calls what it is given after every batch."""
     found = runpy.run_path(str(example), run_name="an_example")
     app, lines = found["app"], []
-    sinks = [node.op.name for node in app.program().nodes if isinstance(node.op, Deliver)]
+    sinks = [node.op.name for node in mp.lowlevel.program(app).nodes if isinstance(node.op, Deliver)]
     held = dict.fromkeys(sinks, 0)
     with mp.testing.TestDriver(app) as driver:
 
@@ -59,7 +59,7 @@ def printed(
         if play is not None:
             play(driver, look)
             return lines
-        for batch in batches(found["ROWS"], app.program()):
+        for batch in batches(found["ROWS"], mp.lowlevel.program(app)):
             driver.send(batch)
             look()
         if "close_at_end=True" in example.read_text():

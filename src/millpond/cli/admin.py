@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from millpond import lowlevel
 from millpond.app import App
 from millpond.cli.app_option import AppName, StateDir, chosen
 from millpond.cli.load_program import of_program
@@ -60,7 +61,7 @@ def rollback(
         )  # what cannot be done is refused before anyone is asked
         if dry_run:
             return _tell(found, "would go", would)
-        if not yes and not _confirmed(f"Take app {found.name!r} in {found.storage.url} {would}?"):
+        if not yes and not _confirmed(f"Take app {found.name!r} in {lowlevel.storage(found).url} {would}?"):
             raise InvalidUse(f"app {found.name!r} was not rolled back. Say --yes to do it without being asked.")
         with waiting("rollback") as progress:
             said = found.rollback(batch, progress=progress, force=force)
@@ -101,7 +102,7 @@ def drop_step(
     said = found.drop_step(step, dry_run=True, force=force)
     if dry_run:
         return _tell(found, "would drop", said)
-    if not yes and not _confirmed(f"Forget {said} of app {found.name!r} in {found.storage.url}?"):
+    if not yes and not _confirmed(f"Forget {said} of app {found.name!r} in {lowlevel.storage(found).url}?"):
         raise InvalidUse(f"step {step!r} was not dropped. Say --yes to do it without being asked.")
     _tell(found, "dropped", found.drop_step(step, force=force))
 
@@ -135,7 +136,7 @@ def restore(
 
 
 def _tell(app: App | ReadOnlyApp, what: str, said: str) -> None:
-    typer.echo(f"app {app.name!r} in {app.storage.url}: {what}: {said}")
+    typer.echo(f"app {app.name!r} in {lowlevel.storage(app).url}: {what}: {said}")
 
 
 def _confirmed(question: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from millpond import lowlevel
 from millpond.app import App
 from millpond.cli.admin import Force
 from millpond.cli.app_option import AppName, StateDir, name_of
@@ -25,10 +26,10 @@ def clear(
     """
     name = name_of(state_dir, app)
     found = App(name, state_dir=state_dir)
-    if not yes and not _confirmed(name, found.storage.url):
+    if not yes and not _confirmed(name, lowlevel.storage(found).url):
         raise InvalidUse(f"app {name!r} was not cleared. Say --yes to do it without being asked.")
     found.clear_state(force=force)
-    note(f"app {name!r} in {found.storage.url}: cleared; its next run reads its input from the beginning")
+    note(f"app {name!r} in {lowlevel.storage(found).url}: cleared; its next run reads its input from the beginning")
 
 
 def _confirmed(name: str, where: str) -> bool:

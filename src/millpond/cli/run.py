@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from millpond import lowlevel
 from millpond.cli.load_program import loaded
 from millpond.cli.output import note
 from millpond.cli.progress_bar import meanwhile
@@ -46,7 +47,7 @@ def run(
 ) -> None:
     """Run the app in a Python file on Spark. Ctrl-C ends it after the batch in hand."""
     with loaded(target) as app:
-        note(f"running app {app.name!r}; its state is in {app.storage.url}")
+        note(f"running app {app.name!r}; its state is in {lowlevel.storage(app).url}")
         app.run(
             until="caught-up" if until else None,
             every=every,

@@ -13,6 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from millpond import lowlevel
 from millpond.cli.app_option import AppName, StateDir, chosen
 from millpond.cli.output import Format, Printed, line, size, table
 from millpond.clock import SystemClock, as_datetime
@@ -111,7 +112,7 @@ def status(state_dir: StateDir = "state", app: AppName = None, format: Printed =
 
 def status_of(app: ReadOnlyApp) -> Status:
     """Where an app stands; reads the ledger and lists the segments, and opens no replica."""
-    storage, clock = app.storage, SystemClock()
+    storage, clock = lowlevel.storage(app), SystemClock()
     ledger = Ledger(storage, app.name, clock)
     newest = ledger.newest()
     assert newest is not None, "an app that was opened has a ledger"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from millpond import lowlevel
 from millpond.cli.app_option import AppName, StateDir, chosen
 from millpond.cli.output import Format, Printed, line, note, size
 
@@ -35,6 +36,6 @@ def verify(state_dir: StateDir = "state", app: AppName = None, format: Printed =
             note(f"checked: {kind}: {count:,}")
         read = f"{verdict.records:,} records, {verdict.files:,} files, {size(verdict.bytes)}"
         came = "all is whole" if verdict.ok else f"{len(verdict.damaged)} damaged or missing"
-        note(f"app {found.name!r} in {found.storage.url}: {read}: {came}, {len(verdict.orphans)} orphans")
+        note(f"app {found.name!r} in {lowlevel.storage(found).url}: {read}: {came}, {len(verdict.orphans)} orphans")
     if not verdict.ok:
         raise typer.Exit(1)

@@ -24,7 +24,12 @@ LOOK_UP = 1.0  # seconds for which a waiting driver does not notice that it has 
 
 @dataclass(frozen=True)
 class Settings:
-    """How an app is to run."""
+    """How an app is to run: the plain values among the arguments of `App.run`.
+
+    >>> import millpond as mp
+    >>> mp.lowlevel.Settings(until="caught-up", max_rows=5_000).max_rows
+    5000
+    """
 
     until: Literal["caught-up"] | None = None
     every: float = 1.0

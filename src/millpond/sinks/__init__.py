@@ -20,6 +20,10 @@ from millpond.sinks.memory import MemorySink
 __all__ = ["console", "dataframe", "discard", "files", "function", "memory"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def console() -> ConsoleSink:
     """Print every row on the driver's standard output, as `name: row`. A crash may print a row again.
 

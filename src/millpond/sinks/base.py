@@ -14,8 +14,8 @@ class Delivery:
     `attempt` is the attempt id of the commit record whose outputs are delivered. A batch number can come twice, after
     an older copy of `state_dir` was put back; a record's attempt id cannot. It is empty for records of format 1.
 
-    >>> from millpond.sinks.base import Delivery
-    >>> Delivery("orders", "5e1f", "totals", 42, 3, "a7c0").id
+    >>> import millpond as mp
+    >>> mp.lowlevel.Delivery("orders", "5e1f", "totals", 42, 3, "a7c0").id
     'orders/5e1f/totals/42/3/a7c0'
     """
 
@@ -31,7 +31,7 @@ class Delivery:
         """All of it in one text.
 
         >>> import millpond as mp
-        >>> mp.Delivery("orders", "5e1f", "totals", 42, 3, "a7c0").id
+        >>> mp.lowlevel.Delivery("orders", "5e1f", "totals", 42, 3, "a7c0").id
         'orders/5e1f/totals/42/3/a7c0'
         """
         text = f"{self.app}/{self.incarnation}/{self.sink}/{self.batch}/{self.partition}"
@@ -45,8 +45,8 @@ class Registration:
     `claim` and `claim_attempt` name the driver's claim in the ledger, `batch` and `attempt` the newest record that
     the driver has begun to deliver, or the claim itself before the first delivery.
 
-    >>> from millpond.sinks.base import Registration
-    >>> Registration("orders", "5e1f", "totals", 40, "c1a1", 42, "a7c0").batch
+    >>> import millpond as mp
+    >>> mp.lowlevel.Registration("orders", "5e1f", "totals", 40, "c1a1", 42, "a7c0").batch
     42
     """
 
@@ -77,7 +77,7 @@ class Sink(Protocol):
     ...     def deliver(self, rows, delivery):
     ...         self.held[delivery.id] = rows
     >>> sink = Latest()
-    >>> sink.deliver([1, 2], mp.Delivery("orders", "5e1f", "totals", 42, 0, "a7c0"))
+    >>> sink.deliver([1, 2], mp.lowlevel.Delivery("orders", "5e1f", "totals", 42, 0, "a7c0"))
     >>> sink.where, sink.held
     ('driver', {'orders/5e1f/totals/42/0/a7c0': [1, 2]})
     """
@@ -97,10 +97,16 @@ class RollbackSink(Protocol):
     """A sink that can take deliveries back. Optional: a sink without it keeps what it holds when the app is rolled
     back.
 
-    >>> from millpond.sinks.base import RollbackSink
+    >>> import tempfile
     >>> import millpond as mp
-    >>> isinstance(mp.sinks.files("out"), RollbackSink), isinstance(mp.sinks.console(), RollbackSink)
+    >>> sink = mp.sinks.files(tempfile.mkdtemp())
+    >>> delivery = mp.lowlevel.Delivery("orders", "5e1f", "totals", 42, 0, "a7c0")
+    >>> isinstance(sink, mp.lowlevel.RollbackSink), isinstance(mp.sinks.console(), mp.lowlevel.RollbackSink)
     (True, False)
+    >>> sink.rollback([delivery], lambda delivery: [])
+    >>> sink.deliver([{"n": 1}], delivery)  # comes late, from a driver that was paused
+    >>> sink.status(delivery)
+    'void'
     """
 
     def rollback(self, deliveries: Sequence[Delivery], rows: Callable[[Delivery], list[Any]]) -> None:
@@ -122,10 +128,31 @@ class RegisteredSink(Protocol):
 
     All methods are called on the driver.
 
-    >>> from millpond.sinks.base import RegisteredSink
+    >>> import tempfile
     >>> import millpond as mp
-    >>> isinstance(mp.sinks.files("out"), RegisteredSink), isinstance(mp.sinks.console(), RegisteredSink)
+    >>> folder = tempfile.mkdtemp()
+    >>> sink = mp.sinks.files(folder)
+    >>> isinstance(sink, mp.lowlevel.RegisteredSink), isinstance(mp.sinks.console(), mp.lowlevel.RegisteredSink)
     (True, False)
+    >>> sink.target == folder
+    True
+    >>> entry = mp.lowlevel.Registration("orders", "5e1f", "totals", 40, "c1a1", 42, "a7c0")
+    >>> sink.register(entry)
+    >>> sink.registrations("orders", "5e1f", "totals") == [entry]
+    True
+    >>> delivery = mp.lowlevel.Delivery("orders", "5e1f", "totals", 42, 0, "a7c0")
+    >>> sink.deliver([{"n": 1}], delivery)
+    >>> make_void = sink.take_back(entry, known=lambda batch, attempt: False)
+    >>> make_void()
+    ['00000000000000000042-00000-5e1f-a7c0-totals.jsonl']
+    >>> sink.status(delivery)
+    'void'
+    >>> sink.revive([{"n": 1}], delivery)
+    >>> sink.status(delivery)
+    'held'
+    >>> sink.forget([entry])
+    >>> sink.registrations("orders", "5e1f", "totals")
+    []
     """
 
     @property

@@ -18,6 +18,10 @@ from millpond.sources.row_list import RowSource
 __all__ = ["files", "rate", "rows"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def files(path: str | os.PathLike[str], format: Format | None = None) -> FileSource:
     """The rows of a file, of a folder, or of what a glob matches, which may all keep growing.
 

@@ -18,7 +18,7 @@ class Limit:
     """How much one batch may read of a source: at most so many rows, and about so many bytes.
 
     >>> import millpond as mp
-    >>> mp.Limit(rows=100_000, bytes=1 << 28).rows
+    >>> mp.lowlevel.Limit(rows=100_000, bytes=1 << 28).rows
     100000
     """
 
@@ -36,7 +36,7 @@ class Split:
     knows one. Everything in a split is plain JSON.
 
     >>> import millpond as mp
-    >>> mp.Split("a.jsonl", start=0, stop=4096, weight=4096).place
+    >>> mp.lowlevel.Split("a.jsonl", start=0, stop=4096, weight=4096).place
     'a.jsonl'
     """
 
@@ -54,7 +54,7 @@ class JsonLines:
     """Rows that are still JSON text, one per element, decoded once and only where they are needed.
 
     >>> import millpond as mp
-    >>> len(mp.JsonLines([b'{"n": 1}', b'{"n": 2}']).lines)
+    >>> len(mp.lowlevel.JsonLines([b'{"n": 1}', b'{"n": 2}']).lines)
     2
     """
 
@@ -66,7 +66,7 @@ class BadRow:
     """A piece of input that is no row: where it stands, what stands there and what is wrong with it.
 
     >>> import millpond as mp
-    >>> mp.BadRow("a.csv, line 3", "1,2,3", "expected 2 fields, got 3").where
+    >>> mp.lowlevel.BadRow("a.csv, line 3", "1,2,3", "expected 2 fields, got 3").where
     'a.csv, line 3'
     """
 
@@ -83,7 +83,7 @@ class Chunk:
     where row i came from ("orders/a.jsonl, line 17") and is asked only when that row is bad.
 
     >>> import millpond as mp
-    >>> mp.Chunk([{"n": 1}, {"n": 2}], position=2).position
+    >>> mp.lowlevel.Chunk([{"n": 1}, {"n": 2}], position=2).position
     2
     """
 
@@ -104,11 +104,11 @@ class Source(Protocol):
     >>> class Countdown:
     ...     def plan(self, position, limit, now):
     ...         done = position.get("0", 0)
-    ...         return [mp.Split("0", done, 10)] if done < 10 else []
+    ...         return [mp.lowlevel.Split("0", done, 10)] if done < 10 else []
     ...     def read(self, split):
-    ...         yield mp.Chunk([10 - n for n in range(split.start, split.stop)], split.stop)
+    ...         yield mp.lowlevel.Chunk([10 - n for n in range(split.start, split.stop)], split.stop)
     >>> source = Countdown()
-    >>> [split] = source.plan({"0": 7}, mp.Limit(rows=100, bytes=1 << 20), now=0.0)
+    >>> [split] = source.plan({"0": 7}, mp.lowlevel.Limit(rows=100, bytes=1 << 20), now=0.0)
     >>> [chunk.rows for chunk in source.read(split)]
     [[3, 2, 1]]
     """
@@ -130,9 +130,9 @@ class SnapshotSource(Source, Protocol):
     >>> rows = ["a", "b"]
     >>> source = mp.sources.rows(rows).as_of(now=0.0)
     >>> rows.append("c")
-    >>> [split] = source.plan({}, mp.Limit(rows=100, bytes=1 << 20), now=1.0)
-    >>> split.stop
-    2
+    >>> [split] = source.plan({}, mp.lowlevel.Limit(rows=100, bytes=1 << 20), now=1.0)
+    >>> [chunk.rows for chunk in source.read(split)]
+    [['a', 'b']]
     """
 
     def as_of(self, now: float) -> Source:
@@ -149,9 +149,9 @@ class BoundedSource(Source, Protocol):
 
     >>> import millpond as mp
     >>> source = mp.sources.rows(["a", "b", "c"])
-    >>> [split] = source.plan_to({"0": 0}, {"0": 2}, mp.Limit(rows=100, bytes=1 << 20), now=0.0)
-    >>> split.stop
-    2
+    >>> [split] = source.plan_to({"0": 0}, {"0": 2}, mp.lowlevel.Limit(rows=100, bytes=1 << 20), now=0.0)
+    >>> [chunk.rows for chunk in source.read(split)]
+    [['a', 'b']]
     """
 
     def plan_to(self, position: Mapping[str, Any], end: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:

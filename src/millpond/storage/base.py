@@ -46,8 +46,13 @@ class Storage(Protocol):
     >>> storage.put("orders/a", b"one")
     >>> storage.put_new("orders/a", b"two")
     False
-    >>> storage.get("orders/a")
-    b'one'
+    >>> storage.get("orders/a"), storage.get_range("orders/a", 1, 2)
+    (b'one', b'ne')
+    >>> [item.path for item in storage.list("orders")]
+    ['orders/a']
+    >>> storage.delete(["orders/a"])
+    >>> list(storage.list(""))
+    []
     """
 
     url: str

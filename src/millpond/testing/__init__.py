@@ -7,3 +7,7 @@ the contracts of `millpond.flow`.
 from millpond.testing.in_memory_driver import Crashed, TestDriver
 
 __all__ = ["Crashed", "TestDriver"]
+
+
+def __dir__() -> list[str]:
+    return __all__

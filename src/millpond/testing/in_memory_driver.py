@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from millpond import lowlevel
 from millpond.app import App
 from millpond.clock import ManualClock
 from millpond.codec import Codec, NotEncodable, copy_value
@@ -318,7 +319,7 @@ class TestDriver:
         from millpond.runtimes.pickling import pack_program, unpack_program
 
         self._alive()
-        program = self._app.program()
+        program = lowlevel.program(self._app)
         packed = pack_program(program)
         replaced = self._replaced(replace(program, types=packed.types))
         if switch and self._driver is not None:  # for that an app must have stopped
@@ -362,7 +363,7 @@ class TestDriver:
         from millpond.runtimes.pickling import pack_program, unpack_program  # it brings in Spark's pickler
 
         self._dead = False
-        program = self._app.program()
+        program = lowlevel.program(self._app)
         packed = pack_program(program)
         self._program = replace(program, types=packed.types)
         shipped = unpack_program(packed.data)

@@ -65,7 +65,7 @@ if __name__ == "__main__":
     files, out = mp.sources.files(folder / "in", format="jsonl"), mp.sinks.files(folder / "out")
     if fate == "asleep":
         try:
-            build(files, out).run_with(Settings(until="caught-up", max_rows=40), None, fall_asleep)
+            mp.lowlevel.run_with(build(files, out), Settings(until="caught-up", max_rows=40), None, fall_asleep)
         except mp.errors.Fenced as error:
             print("fenced:", error)
     elif fate == "frames":

@@ -131,10 +131,10 @@ def _by_key(rows: list[Any]) -> list[Any]:
 
 def test_a_rebuilt_window_goes_on_in_order_though_the_rebuild_took_more_batches(tmp_path: Path) -> None:
     class Bounded(Lanes):
-        def plan_to(self, position: Any, end: Any, limit: mp.Limit, now: float) -> list[mp.Split]:
+        def plan_to(self, position: Any, end: Any, limit: mp.lowlevel.Limit, now: float) -> list[mp.lowlevel.Split]:
             start = position.get("0", 0)
             stop = min(start + self.width, end.get("0", 0))
-            return [mp.Split("0", start, stop, partition="0")] if stop > start else []
+            return [mp.lowlevel.Split("0", start, stop, partition="0")] if stop > start else []
 
     source = Bounded({"0": [row(v, v) for v in range(30)]}, width=30)
     app = mp.App("again", str(tmp_path / "state"), 1, local_dir=str(tmp_path / "local"), keep=1)
@@ -142,7 +142,7 @@ def test_a_rebuilt_window_goes_on_in_order_though_the_rebuild_took_more_batches(
     window(mp.tumbling(100))({"rows": rows}).to("out", mp.sinks.memory())
 
     def run() -> None:
-        driver = driver_of(app, app.storage, tmp_path / "local")
+        driver = driver_of(app, mp.lowlevel.storage(app), tmp_path / "local")
         run_to_end(driver)
         driver.release()
         driver.close()

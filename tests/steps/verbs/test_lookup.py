@@ -352,7 +352,7 @@ def test_dead_letters_may_be_a_table_for_those_behind_them_alone():
         driver.send("rows", [{"k": 1, "n": 0}, {"k": 1, "n": 1}])
         assert driver.output("found") == [[{"k": 1, "n": 0}, {"k": 1, "n": 0}]]
     with pytest.raises(InvalidUse, match="looks into table 'bad', which is made of dead letters"):
-        build(lambda rows, letters: rows).program()
+        mp.lowlevel.program(build(lambda rows, letters: rows))
 
 
 @PARTITIONS

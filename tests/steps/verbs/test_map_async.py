@@ -277,4 +277,4 @@ def test_behind_the_dead_letters_it_cannot_make_new_ones():
     app.stream("rows", mp.sources.rows([]))
     app.dead_letters.map_async(bool, on_error="dead-letter").to("out", mp.sinks.memory())
     with pytest.raises(InvalidUse, match=r"behind app\.dead_letters"):
-        app.program()
+        mp.lowlevel.program(app)

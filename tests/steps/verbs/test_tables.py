@@ -281,7 +281,9 @@ def test_a_table_outlives_the_log_that_it_was_read_from(everywhere, lose_replica
 # --- tables are read first ---
 
 
-def first_program(updates: mp.Source, orders: mp.Source, sink: Any, everywhere: bool = False) -> mp.App:
+def first_program(
+    updates: mp.lowlevel.Source, orders: mp.lowlevel.Source, sink: Any, everywhere: bool = False
+) -> mp.App:
     app = mp.App("first", partitions=2)
     prices = app.table("prices", app.stream("updates", updates).key_by("sku"), everywhere)
     rows = app.stream("orders", orders)
@@ -333,19 +335,25 @@ def test_a_stream_that_feeds_a_table_made_of_lookups_waits_for_the_table_that_is
 class Endless:
     """A source that has a new row whenever the clock is looked at."""
 
-    def plan(self, position: Mapping[str, Any], limit: mp.Limit, now: float) -> list[mp.Split]:
+    def plan(self, position: Mapping[str, Any], limit: mp.lowlevel.Limit, now: float) -> list[mp.lowlevel.Split]:
         done = position.get("0", 0)
-        return [mp.Split("0", done, done + 1)]
+        return [mp.lowlevel.Split("0", done, done + 1)]
 
-    def read(self, split: mp.Split) -> Iterator[mp.Chunk]:
-        yield mp.Chunk([price("tea", n) for n in range(split.start, split.stop)], split.stop)
+    def read(self, split: mp.lowlevel.Split) -> Iterator[mp.lowlevel.Chunk]:
+        yield mp.lowlevel.Chunk([price("tea", n) for n in range(split.start, split.stop)], split.stop)
 
 
 def test_a_table_that_is_fed_without_an_end_holds_nobody_up_for_ever(tmp_path):
     sink, clock, storage = mp.sinks.memory(), ManualClock(), open_storage("memory://")
     app = first_program(Endless(), Lanes({"0": [{"sku": "tea"}]}), sink)
     driver = Driver(
-        app.program(), LocalRuntime(storage, clock), storage, clock, partitions=2, home=str(tmp_path), threaded=False
+        mp.lowlevel.program(app),
+        LocalRuntime(storage, clock),
+        storage,
+        clock,
+        partitions=2,
+        home=str(tmp_path),
+        threaded=False,
     )
     for _ in range(11):
         assert sink.rows == []
@@ -357,11 +365,11 @@ def test_a_table_that_is_fed_without_an_end_holds_nobody_up_for_ever(tmp_path):
 class HalfWritten:
     """A source with one row that is never complete, as the last line of a file may be."""
 
-    def plan(self, position: Mapping[str, Any], limit: mp.Limit, now: float) -> list[mp.Split]:
-        return [mp.Split("0", 0, 1)]
+    def plan(self, position: Mapping[str, Any], limit: mp.lowlevel.Limit, now: float) -> list[mp.lowlevel.Split]:
+        return [mp.lowlevel.Split("0", 0, 1)]
 
-    def read(self, split: mp.Split) -> Iterator[mp.Chunk]:
-        yield mp.Chunk([], 0)
+    def read(self, split: mp.lowlevel.Split) -> Iterator[mp.lowlevel.Chunk]:
+        yield mp.lowlevel.Chunk([], 0)
 
 
 def test_a_row_of_a_table_that_is_not_complete_holds_nobody_up(tmp_path):
@@ -386,7 +394,7 @@ def test_a_stream_that_waits_for_a_table_does_not_count_as_quiet(tmp_path):
 
     def driver():
         return Driver(
-            app().program(), LocalRuntime(storage, clock), storage, clock, partitions=1, home=str(tmp_path),
+            mp.lowlevel.program(app()), LocalRuntime(storage, clock), storage, clock, partitions=1, home=str(tmp_path),
             threaded=False,
         )  # fmt: skip
 
@@ -402,11 +410,11 @@ class Slow:
     def __init__(self, clock: ManualClock) -> None:
         self.clock, self.left = clock, 2
 
-    def plan(self, position: Mapping[str, Any], limit: mp.Limit, now: float) -> list[mp.Split]:
+    def plan(self, position: Mapping[str, Any], limit: mp.lowlevel.Limit, now: float) -> list[mp.lowlevel.Split]:
         done = position.get("0", 0)
         self.left -= 1
-        return [mp.Split("0", done, done + 1)] if self.left >= 0 else []
+        return [mp.lowlevel.Split("0", done, done + 1)] if self.left >= 0 else []
 
-    def read(self, split: mp.Split) -> Iterator[mp.Chunk]:
+    def read(self, split: mp.lowlevel.Split) -> Iterator[mp.lowlevel.Chunk]:
         self.clock.advance(3600)
-        yield mp.Chunk([price("tea", split.start)], split.stop)
+        yield mp.lowlevel.Chunk([price("tea", split.start)], split.stop)

@@ -125,7 +125,7 @@ def test_the_same_size_may_be_written_in_another_way():
 def test_state_that_does_not_say_whether_a_trigger_fired_early_goes_on_and_says_it_from_then_on():
     storage = open_storage("memory://")
     older = program(SLIDING, {})
-    del older.program().steps["w"].detail["early"]
+    del mp.lowlevel.program(older).steps["w"].detail["early"]
     with TestDriver(older, storage=storage) as driver:
         driver.send("rows", [row(1, 1)])
         assert "early" not in ledger(storage, "windows")[-1]["steps"]["w"]["detail"]

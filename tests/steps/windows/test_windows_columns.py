@@ -311,7 +311,7 @@ def test_only_columns_that_are_looked_at_travel_to_the_windows(parquet, tmp_path
 
     monkeypatch.setattr("millpond.task.outbox.pack_rows", packed)
     driver = driver_of(app, open_storage("memory://"), tmp_path / "home")
-    while driver.batch(mp.Limit(13, 1 << 40)):
+    while driver.batch(mp.lowlevel.Limit(13, 1 << 40)):
         pass
     assert seen and all(names == travels for names in seen)
     assert driver.last.late == {"w": 1}

@@ -37,6 +37,11 @@ __all__ = [
     "when",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Cause = Literal["before", "row", "watermark", "clock"]
 State = Any
 

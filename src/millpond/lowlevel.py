@@ -1,0 +1,104 @@
+"""What authors of sources, sinks and tools need. Programs rarely do: `import millpond as mp; mp.lowlevel.Split(…)`.
+
+    sources  Source, SnapshotSource, BoundedSource; Split, Chunk, Limit, JsonLines, BadRow
+    sinks    Sink, RollbackSink, RegisteredSink; Delivery, Registration
+    apps     program, storage, run_with, Settings, Storage
+
+The docstrings of the protocols say when each method is called, how often, on which machine, and what a failure means.
+`millpond.testing` has a conformance suite for sources, for sinks and for storages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from millpond.app import App
+from millpond.driver.commit import Hook
+from millpond.driver.loop import Settings
+from millpond.log.jobs import ProgressCallback
+from millpond.opened import ReadOnlyApp
+from millpond.pipeline.graph import Program
+from millpond.sinks.base import Delivery, RegisteredSink, Registration, RollbackSink, Sink
+from millpond.sources.base import BadRow, BoundedSource, Chunk, JsonLines, Limit, SnapshotSource, Source, Split
+from millpond.storage import Storage
+
+__all__ = [
+    "BadRow",
+    "BoundedSource",
+    "Chunk",
+    "Delivery",
+    "JsonLines",
+    "Limit",
+    "RegisteredSink",
+    "Registration",
+    "RollbackSink",
+    "Settings",
+    "Sink",
+    "SnapshotSource",
+    "Source",
+    "Split",
+    "Storage",
+    "program",
+    "run_with",
+    "storage",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def program(app: App) -> Program:
+    """Compile what the app does: its streams, steps and sinks, checked, as it is sent to the workers.
+
+    Raises `InvalidUse` if parts of the program do not fit together. The app can be changed afterwards and compiled
+    again.
+
+    >>> import millpond as mp
+    >>> app = mp.App("orders")
+    >>> orders = app.stream("orders", mp.sources.rows([]))
+    >>> list(mp.lowlevel.program(app).reads)
+    ['orders']
+    """
+    return app._program()
+
+
+def storage(app: App | ReadOnlyApp) -> Storage:
+    """Return the storage behind the app's `state_dir`, in which its log is. It is opened on the first call.
+
+    Write nothing below the app's name in it: those files belong to the app's driver.
+
+    >>> import millpond as mp
+    >>> app = mp.App("orders", state_dir="memory://")
+    >>> mp.lowlevel.storage(app).put("notes/today", b"all well")
+    >>> mp.lowlevel.storage(app).get("notes/today")
+    b'all well'
+    """
+    return app._open_storage()
+
+
+def run_with(
+    app: App,
+    settings: Settings,
+    spark: Any = None,
+    hook: Hook | None = None,
+    progress: ProgressCallback | None = None,
+    take_back: Sequence[str] = (),
+    accept: Sequence[str] = (),
+) -> None:
+    """Run an app as `App.run` does, with a hook that is called at every crash point of the commit protocol.
+
+    `hook(step, when)` is called on the driver, in the thread that runs the step: `step` is "plan", "compute", "commit",
+    "deliver", "acknowledge", "tidy", "compact" or "rewrite", and `when` is "before", "during" or "after". An exception
+    that it raises ends the run there, as a crash would. The other arguments are those of `App.run`; `settings` holds
+    its plain values, and they are not checked again.
+
+    >>> import millpond as mp
+    >>> def crash_before_commit(step, when):
+    ...     if (step, when) == ("commit", "before"):
+    ...         raise SystemExit(1)
+    >>> def test_run(app, spark):
+    ...     mp.lowlevel.run_with(app, mp.lowlevel.Settings(until="caught-up"), spark, crash_before_commit)
+    """
+    app._run_with(settings, spark, hook, progress=progress, take_back=take_back, accept=accept)
