@@ -32,7 +32,7 @@ from millpond.steps.state.handle import assemble
 from millpond.steps.state.lazy_migration import upgraded
 from millpond.steps.verbs.aggregate import results
 from millpond.steps.verbs.table import ROW
-from millpond.steps.windows.shown import open_windows
+from millpond.steps.windows.state_rows import open_windows
 from millpond.storage import Storage
 from millpond.task.replicas import caught_up
 

@@ -11,9 +11,9 @@ from millpond.errors import InvalidUse
 from millpond.pipeline.retractions import with_retractions
 from millpond.steps.base import Step, Turn
 from millpond.steps.failure import OnError
-from millpond.steps.windows.columnar.step import fields_read, hops
+from millpond.steps.windows.columnar.windows import fields_read, hops
 from millpond.steps.windows.definitions import TIMED, Counting, Global, Hopping, Session, Sliding, Window, checked_grace
-from millpond.steps.windows.grid import Counts, Everything
+from millpond.steps.windows.hopping import Counts, Everything
 from millpond.steps.windows.sessions import Sessions
 from millpond.steps.windows.sliding import Slides
 from millpond.steps.windows.step import Windows

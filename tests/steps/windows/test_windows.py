@@ -12,7 +12,7 @@ from small_windows import panes, row, rows, sent, windowed
 
 import millpond as mp
 from millpond.errors import InvalidUse, StepFailed
-from millpond.steps.windows.assign import places_of, starts_of
+from millpond.steps.windows.assigner import places_of, starts_of
 from millpond.steps.windows.cell_names import extent_of, session_cell, text_of, window_cell
 from millpond.storage import open_storage
 from millpond.testing import TestDriver

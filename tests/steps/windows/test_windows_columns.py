@@ -118,7 +118,7 @@ def test_parts_of_one_batch_may_go_by_columns_and_others_not(order, window):
 
 
 def test_rows_of_very_many_windows_are_taken_some_at_a_time(monkeypatch):
-    monkeypatch.setattr("millpond.steps.windows.columnar.step.MOST_PLACES", 7)
+    monkeypatch.setattr("millpond.steps.windows.columnar.windows.MOST_PLACES", 7)
     batches = [rows((1, 1), (2, 3), (4, 9, "b"), (8, 2)), rows((16, 30), (32, 5))]
     assert traces(BY_COLUMN, mp.hopping(10, 4), batches) == traces(BY_ROW, mp.hopping(10, 4), batches)
 

@@ -12,7 +12,7 @@ from millpond.replica import Entry
 from millpond.rows.rows import Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.failure import FAULTS
-from millpond.steps.windows.assign import closing_inclusive
+from millpond.steps.windows.assigner import closing_inclusive
 from millpond.steps.windows.cell_names import extent_of, session_cell, text_of
 from millpond.steps.windows.open_window import Window
 from millpond.steps.windows.read_range import Stretch

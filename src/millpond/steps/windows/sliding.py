@@ -18,7 +18,7 @@ from typing import Any
 
 from millpond.replica import Entry
 from millpond.steps.base import Step, Turn
-from millpond.steps.windows.assign import closing_inclusive
+from millpond.steps.windows.assigner import closing_inclusive
 from millpond.steps.windows.cell_names import extent_of, text_of, time_cell, time_of, window_cell
 from millpond.steps.windows.open_window import Accumulators, Window
 from millpond.steps.windows.read_range import Stretch

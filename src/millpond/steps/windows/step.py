@@ -20,9 +20,9 @@ from millpond.rows.rows import ENDING, Rows
 from millpond.steps.base import Made, Step, Turn, each_row
 from millpond.steps.failure import FAULTS, BadInput
 from millpond.steps.verbs.aggregate import key_fields
-from millpond.steps.windows.firing import Firing
 from millpond.steps.windows.key_state import Marks
 from millpond.steps.windows.open_window import Accumulators, Window, restore
+from millpond.steps.windows.trigger_state import Firing
 from millpond.steps.windows.triggers import Cause, Trigger
 from millpond.timing import MAX_TICKS, Time, Unit, as_user, difference, span
 

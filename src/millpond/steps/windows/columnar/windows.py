@@ -22,11 +22,11 @@ from millpond.replica.cell_format import place as place_of
 from millpond.rows.rows import ENDING, Keys, Rows
 from millpond.steps.base import Step, Turn
 from millpond.steps.state.single import make_change
-from millpond.steps.windows.assign import closing
+from millpond.steps.windows.assigner import closing
 from millpond.steps.windows.cell_names import extent_of, window_cell
 from millpond.steps.windows.columnar.block import Block, Known, Printer, as_rows, changes_of
 from millpond.steps.windows.columnar.groups import Array, Column, Groups, Refused, Totals, can_read, column_of, grouped
-from millpond.steps.windows.grid import Hops
+from millpond.steps.windows.hopping import Hops
 from millpond.steps.windows.open_window import Window
 from millpond.steps.windows.step import Saved
 from millpond.timing import Times

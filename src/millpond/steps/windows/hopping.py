@@ -7,7 +7,7 @@ from typing import Any
 
 from millpond.replica import Entry
 from millpond.steps.base import Step, Turn
-from millpond.steps.windows.assign import closing, places_of, starts_of
+from millpond.steps.windows.assigner import closing, places_of, starts_of
 from millpond.steps.windows.cell_names import GLOBAL, extent_of, window_cell
 from millpond.steps.windows.open_window import Window
 from millpond.steps.windows.step import Saved, Windows
