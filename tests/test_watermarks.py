@@ -9,7 +9,7 @@ import pytest
 
 import millpond as mp
 from millpond.log.ledger import Ledger
-from millpond.messages import Header, Moment
+from millpond.messages import EventTime, ReadHeader
 from millpond.pipeline.graph import compile_program
 from millpond.storage import open_storage
 from millpond.watermarks import marks, moved
@@ -168,13 +168,13 @@ def program(**streams: Any) -> Any:
     return compile_program("p", graph)
 
 
-def header(**newest: dict[str, int]) -> Header:
-    return Header(0, "n", 0, newest=newest, units=dict.fromkeys(newest, "number"))
+def header(**newest: dict[str, int]) -> ReadHeader:
+    return ReadHeader(0, "n", 0, newest=newest, units=dict.fromkeys(newest, "number"))
 
 
 def test_the_slowest_partition_and_the_slowest_stream_decide() -> None:
     found = program(a={"disorder": 2}, b={})
-    moment = Moment()
+    moment = EventTime()
     times = moved(found, moment, [header(a={"0": 100, "1": 50}), header(a={"1": 60}, b={"0": 40})])
     assert times["a"].watermark == 58 and times["b"].watermark == 40
     assert marks(found, moment, times)[-1].at == 40

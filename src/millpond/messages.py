@@ -1,4 +1,4 @@
-"""What the driver and its tasks tell each other: small, plain values that travel with a job."""
+"""The values that the driver and its tasks exchange. All of them are plain data that travels with a job."""
 
 from __future__ import annotations
 
@@ -12,58 +12,58 @@ from millpond.log.record import Pointers, Record, StreamTime
 from millpond.sources.base import Split
 from millpond.timing import Unit
 
-Segments = dict[str, list[Pointer]]  # step or sink → files
+SegmentsByStep = dict[str, list[Pointer]]  # step or sink → files
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Where event time stands when a batch begins."""
+class EventTime:
+    """The state of event time when a batch begins."""
 
-    times: dict[str, StreamTime] = field(default_factory=dict)  # stream → its time, as the batch begins
-    idle: dict[str, frozenset[str]] = field(default_factory=dict)  # stream → partitions that hold nothing back
-    asleep: frozenset[str] = frozenset()  # streams of which nothing is to be expected just now
-    reached: dict[str, int] = field(default_factory=dict)  # step → the watermark that it has worked with
-    details: dict[str, dict[str, Any]] = field(default_factory=dict)  # step → what the record says of it
+    times: dict[str, StreamTime] = field(default_factory=dict)  # stream → its time as the batch begins
+    idle: dict[str, frozenset[str]] = field(default_factory=dict)  # stream → partitions that do not hold it back
+    asleep: frozenset[str] = frozenset()  # streams from which no row is expected at the moment
+    reached: dict[str, int] = field(default_factory=dict)  # step → the highest watermark that it has worked with
+    details: dict[str, dict[str, Any]] = field(default_factory=dict)  # step → its entry in the record
     final: bool = False  # the input has ended
-    bound: int | None = None  # the clock, in microseconds, where it bounds what a row may say of its time
-    ends: dict[str, StreamTime] | None = None  # as the batch ends; known once every row was read
+    bound: int | None = None  # the clock in microseconds, if it limits how far in the future a row may be
+    ends: dict[str, StreamTime] | None = None  # stream → its time as the batch ends; None until every row was read
 
 
 @dataclass(frozen=True)
-class Link:
-    """Where a record stands in its ledger: a copy of the ledger may have another record of the same number."""
+class RecordLink:
+    """The place of a record in its ledger. A copy of the ledger may have another record with the same number."""
 
     number: int
     checksum: str
     previous: str
 
     @classmethod
-    def of(cls, record: Record) -> Link:
+    def of(cls, record: Record) -> RecordLink:
         return cls(record.number, record.checksum, record.previous)
 
 
 @dataclass(frozen=True)
-class Context:
-    """One batch, as every one of its tasks must see it."""
+class BatchContext:
+    """What every task of one batch is given, the same for all of them."""
 
     app: str
     incarnation: str
     partitions: int
     batch: int  # the number that its record will have
-    base: int  # the record that it builds on: every replica must stand exactly there
-    arrival: int  # its place among all batches that the state has seen; unlike `batch`, it never comes twice
+    base: int  # the record that it builds on: every replica must be exactly there
+    arrival: int  # its place among all batches that the state has seen; unlike `batch`, it never occurs twice
     born: int
     driver: str
     now: float
     state_url: str
-    home: str | None  # where replicas live; each host decides for itself if nothing is said
-    recent: dict[int, dict[int, Segments]] = field(default_factory=dict)  # record → partition → segments
-    links: dict[int, Link] = field(default_factory=dict)  # of those records, and of the one at `base`
+    home: str | None  # the folder of the replicas; each host chooses its own if this is None
+    recent: dict[int, dict[int, SegmentsByStep]] = field(default_factory=dict)  # record → partition → segments
+    links: dict[int, RecordLink] = field(default_factory=dict)  # of those records, and of the one at `base`
     epoch: int = 0
-    manifest: Pointer | None = None  # the state at some record before: replicas that lack it begin there
-    moment: Moment = field(default_factory=lambda: Moment())
-    made: Pointers = field(default_factory=dict)  # table → partition → what an earlier stage of the batch has changed
-    ahead: bool = False  # the batch before it is not done: `moment` is as that one begins
+    manifest: Pointer | None = None  # the state at an earlier record: a replica that lacks it begins there
+    event_time: EventTime = field(default_factory=EventTime)
+    table_changes: Pointers = field(default_factory=dict)  # table → partition → changes of the batch's earlier stages
+    is_read_ahead: bool = False  # the batch before it is not done: `event_time` is as that one begins
 
     @property
     def paths(self) -> Paths:
@@ -73,9 +73,9 @@ class Context:
         return Attempt(self.batch, self.driver, nonce)
 
 
-def by_partition(record: Record) -> dict[int, Segments]:
-    """The segments of a record, for each partition those of its steps."""
-    found: dict[int, Segments] = {}
+def segments_by_partition(record: Record) -> dict[int, SegmentsByStep]:
+    """Return the segments of a record: partition → step → files."""
+    found: dict[int, SegmentsByStep] = {}
     for step, partitions in record.segments.items():
         for partition, pointers in partitions.items():
             found.setdefault(partition, {})[step] = pointers
@@ -83,19 +83,19 @@ def by_partition(record: Record) -> dict[int, Segments]:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedSplit:
     """A split with its stream and its place in the plan of the batch."""
 
     place: int
     stream: str
     split: Split
-    share: int | None = None  # of the rows that the batch may read; None means any number
-    is_last: bool = True  # of its lane in the plan: it may be read in part
+    share: int | None = None  # the most rows of the batch that it may read; None means any number
+    is_last: bool = True  # the last of its source partition: reading may stop within it
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Where rows for one partition lie in an exchange file."""
+class ExchangePiece:
+    """The bytes of an exchange file that hold rows for one partition."""
 
     path: str
     start: int
@@ -104,8 +104,8 @@ class Piece:
 
 
 @dataclass
-class Progress:
-    """How far reading has moved one place of one stream, by how many rows and bytes."""
+class ReadProgress:
+    """The position that reading has reached in one place of one stream, and the rows and bytes read for it."""
 
     stream: str
     place: str
@@ -115,56 +115,56 @@ class Progress:
 
 
 @dataclass
-class Made:
-    """What one task made, besides state."""
+class TaskOutput:
+    """What one task produced besides state."""
 
-    outputs: Segments = field(default_factory=dict)
-    carried: dict[int, dict[int, list[Piece]]] = field(default_factory=dict)  # exchange → partition → pieces
+    outputs: SegmentsByStep = field(default_factory=dict)
+    carried: dict[int, dict[int, list[ExchangePiece]]] = field(default_factory=dict)  # exchange → partition → pieces
     skipped: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
     failure: MillpondError | None = None
 
 
 @dataclass
-class Header:
-    """What a reading task says to every partition: who it is, in which attempt, and how far it came."""
+class ReadHeader:
+    """What a reading task sends to every partition: its number and attempt, and how far it has read."""
 
     task: int
     nonce: str
-    blobs: int  # how many of its blobs the reader of this header must have
-    made: Made | None = None  # only one partition is told, and hands it on
-    progress: list[Progress] = field(default_factory=list)
+    blobs: int  # how many blobs of the task the receiving partition must have
+    output: TaskOutput | None = None  # sent to one partition only, which passes it on to the driver
+    progress: list[ReadProgress] = field(default_factory=list)
     newest: dict[str, dict[str, int]] = field(default_factory=dict)  # stream → source partition → newest time read
     units: dict[str, Unit] = field(default_factory=dict)
 
 
 @dataclass
-class Result:
-    """What a keyed task returns to the driver: pointers, and proof of what it saw."""
+class KeyedResult:
+    """What a keyed task returns to the driver: pointers, and evidence of the attempts whose rows it saw."""
 
     partition: int
-    segments: Segments = field(default_factory=dict)
-    made: Made = field(default_factory=Made)
+    segments: SegmentsByStep = field(default_factory=dict)
+    output: TaskOutput = field(default_factory=TaskOutput)
     nonces: dict[int, str] = field(default_factory=dict)
-    headers: list[Header] = field(default_factory=list)
+    headers: list[ReadHeader] = field(default_factory=list)
     due: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)  # step → what is due next
-    closed: dict[str, int] = field(default_factory=dict)  # step → the last moment that it has closed
-    ends: dict[str, StreamTime] = field(default_factory=dict)  # stream → its time, as the batch ends
+    closed: dict[str, int] = field(default_factory=dict)  # step → the latest event time that it has closed
+    ends: dict[str, StreamTime] = field(default_factory=dict)  # stream → its time as the batch ends
     incomplete: str = ""  # why the batch must be run again, if it must
     host: str = ""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageResults:
     """The results of one keyed stage, and how many reading tasks fed it."""
 
-    results: list[Result]
+    results: list[KeyedResult]
     tasks: int
 
 
 class TooSoon(MillpondError):
-    """Rows that were read ahead need to know where event time stands once the batch before them is done."""
+    """Rows that were read ahead depend on the event time at the end of the batch before them."""
 
 
 class Incomplete(Exception):
@@ -172,11 +172,11 @@ class Incomplete(Exception):
 
 
 class TooMuch(MillpondError):
-    """One reading task made more than can be moved at once: the batch is planned again, smaller."""
+    """One reading task produced more than can be moved at once: the batch is planned again, smaller."""
 
 
 class TooManyRows(TooMuch):
-    """A split held more rows than the batch may read: the batch is planned again, by what was seen of them."""
+    """A split held more rows than the batch may read: the batch is planned again with the row size that was seen."""
 
     def __init__(self, stream: str, rows: int, bytes: int) -> None:
         super().__init__(f"stream {stream!r}: {rows} rows were read, which is more than the share of their task")

@@ -21,7 +21,7 @@ from millpond.log.manifest import Manifest
 from millpond.log.paths import FOLDERS, Paths
 from millpond.log.reach import ATTEMPTS, read_beside_retention, within_reach
 from millpond.log.record import Record
-from millpond.messages import Context, Link
+from millpond.messages import BatchContext, RecordLink
 from millpond.replica import View
 from millpond.replica import folders as home
 from millpond.replica.lmdb_store import close_below, forget
@@ -137,8 +137,8 @@ class StateView:
             return shown(cells, self._codec)
         return assemble(cells, self._codec)
 
-    def _context(self, record: Record) -> Context:
-        return Context(
+    def _context(self, record: Record) -> BatchContext:
+        return BatchContext(
             app=self._app,
             incarnation=record.incarnation,
             partitions=record.partitions,
@@ -150,7 +150,7 @@ class StateView:
             now=0.0,
             state_url=self._storage.url,
             home=self._home,
-            links={record.number: Link.of(record)},
+            links={record.number: RecordLink.of(record)},
             epoch=record.epoch,
             manifest=record.manifest,
         )

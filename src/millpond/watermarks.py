@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from millpond.errors import InvalidUse
 from millpond.log.record import Began, StreamTime
-from millpond.messages import Header, Moment
+from millpond.messages import EventTime, ReadHeader
 from millpond.pipeline.graph import DeadLetters, Program, Read, SideOutput, StatefulStep
 from millpond.timing import MAX_TICKS, Unit, span
 
@@ -24,9 +24,9 @@ class Mark:
     asleep: bool = False  # nothing is to be expected of it just now: it holds nothing back
 
 
-def moved(program: Program, moment: Moment, headers: Sequence[Header]) -> dict[str, StreamTime]:
+def moved(program: Program, event_time: EventTime, headers: Sequence[ReadHeader]) -> dict[str, StreamTime]:
     """Where event time stands once the rows of some reading tasks have come."""
-    found = dict(moment.times)
+    found = dict(event_time.times)
     for name, read in program.clocks.values():
         held = found.get(name, StreamTime())
         newest, unit = dict(held.newest), held.unit
@@ -36,7 +36,7 @@ def moved(program: Program, moment: Moment, headers: Sequence[Header]) -> dict[s
             unit = _one_unit(name, unit, header.units.get(name))
         if unit is None:
             continue
-        idle = moment.idle.get(name, frozenset())
+        idle = event_time.idle.get(name, frozenset())
         holding = [time for partition, time in newest.items() if partition not in idle]
         at = held.watermark
         if holding:
@@ -55,32 +55,32 @@ def _one_unit(name: str, known: Unit | None, found: Unit | None) -> Unit | None:
     return known or found
 
 
-def marks(program: Program, moment: Moment, times: Mapping[str, StreamTime]) -> list[Mark]:
+def marks(program: Program, event_time: EventTime, times: Mapping[str, StreamTime]) -> list[Mark]:
     """The watermark of every node. A step's own never goes back, and lags behind by what it may still emit."""
     found: list[Mark] = []
     for node in program.nodes:
         clock = program.clocks.get(node.id)
         if clock is not None:
             time = times.get(clock[0], StreamTime())
-            found.append(Mark(time.watermark, time.unit, clock[0] in moment.asleep))
+            found.append(Mark(time.watermark, time.unit, clock[0] in event_time.asleep))
         elif isinstance(node.op, (SideOutput, DeadLetters)):
             before = found[node.inputs[0]] if node.inputs else Mark()
             found.append(Mark(None, before.unit))
         elif isinstance(node.op, Read):
             found.append(Mark())
         elif isinstance(node.op, StatefulStep):
-            found.append(_after(node.op, incoming(program, moment, found, node.id)))
+            found.append(_after(node.op, incoming(program, event_time, found, node.id)))
         else:
             found.append(_together([found[i] for i in node.inputs]))
     return found
 
 
-def incoming(program: Program, moment: Moment, known: Sequence[Mark], node: int) -> Mark:
+def incoming(program: Program, event_time: EventTime, known: Sequence[Mark], node: int) -> Mark:
     """The watermark of what comes to a step, from the marks of the nodes before it."""
     found = _together([known[i] for i in program.nodes[node].inputs])
     op = program.nodes[node].op
     assert isinstance(op, StatefulStep)
-    floor = moment.reached.get(op.step.name)
+    floor = event_time.reached.get(op.step.name)
     if floor is None or (found.at is not None and found.at >= floor):
         return found
     return replace(found, at=floor)
@@ -111,19 +111,19 @@ def _after(op: StatefulStep, mark: Mark) -> Mark:
 
 
 def reached(
-    program: Program, moment: Moment, times: Mapping[str, StreamTime], closed: Mapping[str, int]
+    program: Program, event_time: EventTime, times: Mapping[str, StreamTime], closed: Mapping[str, int]
 ) -> dict[str, int]:
     """The watermark that every step has worked with, for the record; it never goes back.
 
     The end of the input closes what is open without a watermark: what was closed so stays closed.
     """
-    known = marks(program, moment, times)
-    found = dict(moment.reached)
+    known = marks(program, event_time, times)
+    found = dict(event_time.reached)
     for node in program.nodes:
         if isinstance(node.op, StatefulStep):
             name = node.op.step.name
             at = max(
-                (t for t in (incoming(program, moment, known, node.id).at, closed.get(name)) if t is not None),
+                (t for t in (incoming(program, event_time, known, node.id).at, closed.get(name)) if t is not None),
                 default=None,
             )
             if at is not None:
@@ -131,27 +131,27 @@ def reached(
     return found
 
 
-def began(moment: Moment, before: Mapping[str, StreamTime]) -> Began | None:
+def began(event_time: EventTime, before: Mapping[str, StreamTime]) -> Began | None:
     """What a record says of the moment at which its batch began; None if that follows from the record before it."""
-    moved = {name: time for name, time in moment.times.items() if before.get(name) != time}
-    idle = {name: sorted(partitions) for name, partitions in moment.idle.items() if partitions}
-    found = Began(moved, idle, sorted(moment.asleep), moment.final)
+    moved = {name: time for name, time in event_time.times.items() if before.get(name) != time}
+    idle = {name: sorted(partitions) for name, partitions in event_time.idle.items() if partitions}
+    found = Began(moved, idle, sorted(event_time.asleep), event_time.final)
     return None if found == Began() else found
 
 
 def is_due(
     program: Program,
-    moment: Moment,
+    event_time: EventTime,
     due: Mapping[str, tuple[int | None, int | None]],
     now: float,
 ) -> bool:
     """Whether anything is to happen although no row has come."""
-    known = marks(program, moment, moment.times)
+    known = marks(program, event_time, event_time.times)
     for node in program.nodes:
         if isinstance(node.op, StatefulStep):
             event, wall = due.get(node.op.step.name, (None, None))
-            at = incoming(program, moment, known, node.id).at
-            if event is not None and (moment.final or (at is not None and at >= event)):
+            at = incoming(program, event_time, known, node.id).at
+            if event is not None and (event_time.final or (at is not None and at >= event)):
                 return True
             if wall is not None and wall <= now * 1_000_000:
                 return True
@@ -172,7 +172,7 @@ class Quiet:
     _empty: frozenset[tuple[str, str]] = frozenset()  # what the last plan found nothing for
     _planned: float | None = None  # when the sources were asked for the last plan
 
-    def moment(
+    def event_time(
         self,
         program: Program,
         times: Mapping[str, StreamTime],
@@ -182,7 +182,7 @@ class Quiet:
         final: bool = False,
         only: frozenset[str] | None = None,
         unsure: frozenset[str] = frozenset(),
-    ) -> Moment:
+    ) -> EventTime:
         """Event time as a batch begins.
 
         `coming` are the partitions that the batch reads from, and `planned` is when the sources were asked, on the
@@ -228,7 +228,7 @@ class Quiet:
             if gone == partitions and not here:
                 asleep.add(name)
         self._empty, self._planned = frozenset(empty), planned
-        return Moment(found, idle, frozenset(asleep), final=final)
+        return EventTime(found, idle, frozenset(asleep), final=final)
 
 
 def clock_partition(name: str, read: Read, partition: str) -> str:

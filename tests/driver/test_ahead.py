@@ -18,7 +18,7 @@ from millpond.driver.batch import Plan
 from millpond.driver.commit import STEPS, Driver
 from millpond.driver.read_ahead import Ahead
 from millpond.log.jobs import JobLost
-from millpond.messages import Stage
+from millpond.messages import StageResults
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage, open_storage
 from millpond.testing import Crashed
@@ -155,7 +155,7 @@ class Torn(LocalRuntime):
         if self.calls % 3:
             return one
         other = super().first_stage(program, context, tasks, offers)
-        return Stage([one.results[0], *other.results[1:]], one.tasks)
+        return StageResults([one.results[0], *other.results[1:]], one.tasks)
 
 
 class Losing(LocalRuntime):

@@ -13,7 +13,7 @@ from small_drivers import WHOLE, Lanes, driver_of
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
-from millpond.messages import Moment, Stage
+from millpond.messages import EventTime, StageResults
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 from millpond.task.keyed_task import Tools, keyed_task
@@ -325,7 +325,7 @@ class Torn(LocalRuntime):
             return one
         self.torn += 1
         other = super().first_stage(program, context, tasks, offers, reading)
-        return Stage([one.results[0], *other.results[1:]], one.tasks)
+        return StageResults([one.results[0], *other.results[1:]], one.tasks)
 
 
 def test_partitions_that_saw_different_attempts_of_a_reading_task_make_no_batch(tmp_path):
@@ -359,7 +359,7 @@ def test_a_task_of_a_batch_that_is_over_does_not_work_on_the_state_that_came_aft
     storage = open_storage("memory://")
     driver = driver_of(app, storage, tmp_path)
     driver.batch(WHOLE)
-    earlier = driver.owner.context(0.0, str(tmp_path), Moment())
+    earlier = driver.owner.context(0.0, str(tmp_path), EventTime())
     driver.batch(WHOLE)
     driver.batch(WHOLE)
     before = paths(storage, "")

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 import millpond as mp
 from millpond.driver.planning import SMALL, disagreement, grouped
-from millpond.messages import Planned, Result, Stage
+from millpond.messages import KeyedResult, PlannedSplit, StageResults
 
 weights = st.lists(st.one_of(st.integers(0, 10), st.integers(0, 4 * SMALL)), max_size=40)
 
 
-def planned(sizes: list[int]) -> list[Planned]:
-    return [Planned(i, "rows", mp.lowlevel.Split(str(i), 0, 1, weight=size)) for i, size in enumerate(sizes)]
+def planned(sizes: list[int]) -> list[PlannedSplit]:
+    return [PlannedSplit(i, "rows", mp.lowlevel.Split(str(i), 0, 1, weight=size)) for i, size in enumerate(sizes)]
 
 
 @given(weights, st.integers(0, 16))
@@ -55,15 +55,15 @@ def test_little_work_is_one_task():
 # --- whether it is one whole batch ---
 
 
-def results(partitions: int, tasks: int) -> list[Result]:
-    return [Result(p, nonces={task: f"n{task}" for task in range(tasks)}) for p in range(partitions)]
+def results(partitions: int, tasks: int) -> list[KeyedResult]:
+    return [KeyedResult(p, nonces={task: f"n{task}" for task in range(tasks)}) for p in range(partitions)]
 
 
 @given(st.integers(1, 5), st.integers(0, 4), st.randoms())
 def test_partitions_that_saw_the_same_attempt_of_every_task_agree(partitions, tasks, chance):
     found = results(partitions, tasks)
     chance.shuffle(found)
-    assert disagreement(Stage(found, tasks), partitions) is None
+    assert disagreement(StageResults(found, tasks), partitions) is None
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.data())
@@ -93,4 +93,4 @@ def test_whatever_is_missing_or_different_is_a_disagreement(partitions, tasks, d
     else:
         found[one].nonces[task] = "another attempt"
         expected = None if partitions == 1 else "partitions saw different attempts of a reading task"
-    assert disagreement(Stage(found, tasks), partitions) == expected
+    assert disagreement(StageResults(found, tasks), partitions) == expected

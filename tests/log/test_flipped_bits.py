@@ -23,7 +23,7 @@ from millpond.driver.runtime import Offer
 from millpond.errors import InvalidUse, MillpondError
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.paths import KINDS, SAVEPOINT, kind_of
-from millpond.messages import Stage
+from millpond.messages import StageResults
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Limit
@@ -63,7 +63,7 @@ class Offering(LocalRuntime):
         self._file.write_text(f"offsets of batch {self._number}")
         return [Offer("frame", self._number, {"offsets/0": self._file})]
 
-    def first_stage(self, program: Any, context: Any, tasks: Any, offers: Any, reading: Any = None) -> Stage:
+    def first_stage(self, program: Any, context: Any, tasks: Any, offers: Any, reading: Any = None) -> StageResults:
         return super().first_stage(program, context, tasks, [], reading)
 
 

@@ -15,7 +15,7 @@ from millpond.errors import MillpondError
 from millpond.log import pointer
 from millpond.log.pointer import Pointer
 from millpond.log.record import Position, Record, SparkBatch, StreamTime
-from millpond.messages import Context, Made, Moment, Piece, Planned, Result
+from millpond.messages import BatchContext, EventTime, ExchangePiece, KeyedResult, PlannedSplit, TaskOutput
 from millpond.pipeline.graph import Program, Read, StatefulStep
 from millpond.sources.base import Limit, Source, Split
 from millpond.storage import Storage
@@ -32,10 +32,10 @@ class Plan:
     """What one batch is to read, and the one `now` that all of it sees."""
 
     now: float
-    planned: list[Planned]
+    planned: list[PlannedSplit]
     offers: list[Offer]  # by streaming DataFrames
     known: list[Offer] = field(default_factory=list)  # offers that the ledger holds already
-    moment: Moment = field(default_factory=Moment)
+    event_time: EventTime = field(default_factory=EventTime)
     only: frozenset[str] | None = None  # the streams that are read; nothing means all
     reading: Reading | None = None  # of all that is planned, if it was read ahead
     asked: float = 0.0  # when the sources were asked, on the monotonic clock
@@ -74,7 +74,7 @@ def plan_streams(
     splits = {name: source.plan(positions.get(name, {}), limit, now) for name, source in ours.items()}
     wanted = {name: most_rows(found, limit.rows) for name, found in splits.items() if found}
     parts = allotted(wanted, limit.rows)
-    planned: list[Planned] = []
+    planned: list[PlannedSplit] = []
     full: set[str] = set()  # streams that may have more rows than the batch
     for name, part in parts.items():
         if part < wanted[name]:
@@ -85,7 +85,7 @@ def plan_streams(
             if sum(split.rows or 0 for split in found) >= parts[name]:
                 full.add(name)
     if again is not None:
-        return Plan(now, planned, again.offers, moment=again.moment, only=only, asked=again.asked)
+        return Plan(now, planned, again.offers, event_time=again.event_time, only=only, asked=again.asked)
     offers: list[Offer] = []
     known: list[Offer] = []
     if len(ours) < len(own):
@@ -100,11 +100,11 @@ def plan_streams(
     return Plan(now, planned, offers, known, only=only, unsure=unsure)
 
 
-def _with_shares(stream: str, splits: Sequence[Split], rows: int, first: int) -> list[Planned]:
+def _with_shares(stream: str, splits: Sequence[Split], rows: int, first: int) -> list[PlannedSplit]:
     """The splits of a stream, with the share that each has of so many rows."""
     last = {split.partition: i for i, split in enumerate(splits)}
     return [
-        Planned(first + i, stream, split, share, last[split.partition] == i)
+        PlannedSplit(first + i, stream, split, share, last[split.partition] == i)
         for i, (split, share) in enumerate(zip(splits, shares(splits, rows), strict=True))
     ]
 
@@ -124,7 +124,7 @@ class Computed:
     due: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
     closed: dict[str, int] = field(default_factory=dict)
     times: dict[str, StreamTime] = field(default_factory=dict)
-    carried: dict[int, dict[int, list[Piece]]] = field(default_factory=dict)
+    carried: dict[int, dict[int, list[ExchangePiece]]] = field(default_factory=dict)
     failure: MillpondError | None = None
 
     @property
@@ -136,12 +136,12 @@ class Computed:
         """Whether the batch read about as much as it was allowed to: there is more, as a rule."""
         return sum(self.rows.values()) * 2 >= limit.rows or sum(self.read_bytes.values()) * 2 >= limit.bytes
 
-    def add(self, results: list[Result]) -> None:
+    def add(self, results: list[KeyedResult]) -> None:
         """The results of one stage, in the order of their partitions."""
         for result in sorted(results, key=lambda result: result.partition):
             for header in result.headers:
-                if header.made is not None:
-                    self._made(header.made, header.task % self.base.partitions)
+                if header.output is not None:
+                    self._add_output(header.output, header.task % self.base.partitions)
                 for moved in header.progress:
                     if moved.place or moved.position is not None:
                         self.positions.setdefault(moved.stream, {})[moved.place] = moved.position
@@ -154,25 +154,25 @@ class Computed:
             for step, at in result.closed.items():
                 self.closed[step] = max(at, self.closed.get(step, at))
             self.times = result.ends or self.times
-            self._made(result.made, result.partition)
+            self._add_output(result.output, result.partition)
 
-    def _made(self, made: Made, partition: int) -> None:
-        for sink, pointers in made.outputs.items():
+    def _add_output(self, output: TaskOutput, partition: int) -> None:
+        for sink, pointers in output.outputs.items():
             self.outputs.setdefault(sink, {}).setdefault(partition, []).extend(pointers)
-        for step, count in made.skipped.items():
+        for step, count in output.skipped.items():
             self.skipped[step] = self.skipped.get(step, 0) + count
-        for step, count in made.late.items():
+        for step, count in output.late.items():
             self.late[step] = self.late.get(step, 0) + count
-        for exchange, partitions in made.carried.items():
+        for exchange, partitions in output.carried.items():
             for target, pieces in partitions.items():
                 self.carried.setdefault(exchange, {}).setdefault(target, []).extend(pieces)
-        self.failure = self.failure or made.failure
+        self.failure = self.failure or output.failure
 
     def raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure
 
-    def carried_to(self, program: Program, stage: int, partitions: int) -> list[dict[int, list[Piece]]]:
+    def carried_to(self, program: Program, stage: int, partitions: int) -> list[dict[int, list[ExchangePiece]]]:
         """Per partition, what lies ready for the exchanges of a stage."""
         return [
             {
@@ -205,7 +205,7 @@ def _sooner(one: tuple[int | None, int | None], other: tuple[int | None, int | N
     return event, wall
 
 
-def merged(base: Record, positions: Positions, results: list[Result]) -> Computed:
+def merged(base: Record, positions: Positions, results: list[KeyedResult]) -> Computed:
     """The first stage's results. What did not move is left out: a half-written line makes no commit."""
     computed = Computed(base)
     computed.add(results)
@@ -231,7 +231,7 @@ def positions_of(storage: Storage, record: Record) -> Positions:
 
 
 def kept_positions(
-    storage: Storage, context: Context, last: Record, positions: Positions, computed: Computed
+    storage: Storage, context: BatchContext, last: Record, positions: Positions, computed: Computed
 ) -> dict[str, Position]:
     """The positions that this batch moved, as its record holds them: what is too long goes to a file."""
     found: dict[str, Position] = {}
@@ -247,7 +247,7 @@ def kept_positions(
     return found
 
 
-def spark_batches(storage: Storage, context: Context, offers: list[Offer], last: Record) -> dict[str, SparkBatch]:
+def spark_batches(storage: Storage, context: BatchContext, offers: list[Offer], last: Record) -> dict[str, SparkBatch]:
     """Spark's small checkpoint files, kept with the commit: an empty machine starts from them."""
     found = {}
     for offer in offers:

@@ -46,7 +46,7 @@ from millpond.log.jobs import JobLost, ProgressCallback
 from millpond.log.record import Record
 from millpond.log.retention import Keep
 from millpond.log.rewrite import Rewriter
-from millpond.messages import Moment, TooManyRows, TooMuch, TooSoon
+from millpond.messages import EventTime, TooManyRows, TooMuch, TooSoon
 from millpond.pipeline.graph import Program
 from millpond.sources.base import Limit
 from millpond.storage import Storage
@@ -193,12 +193,12 @@ class Driver:
         plan = self._planned(limit)
         while not plan.planned and not plan.offers and self._first.over(plan.only, self.runtime, plan.asked):
             plan = self._planned(limit)
-        plan.moment = self._moment(plan, final)
+        plan.event_time = self._event_time(plan, final)
         self._at("plan", "during")
         for offer in plan.known:  # committed before the last driver died: only Spark does not know it yet
             self.runtime.accept(offer)
         self._at("plan", "after")
-        due = is_due(self.program, plan.moment, self.last.due, plan.now)
+        due = is_due(self.program, plan.event_time, self.last.due, plan.now)
         return plan if plan.planned or plan.offers or due else None
 
     def _planned(self, limit: Limit) -> Plan:
@@ -208,9 +208,9 @@ class Driver:
             return replace(read, now=now)
         return self._ask(self.positions, limit, now, only=only)
 
-    def _moment(self, plan: Plan, final: bool) -> Moment:
+    def _event_time(self, plan: Plan, final: bool) -> EventTime:
         """Where event time stands: what the record says, moved by the clock where nothing comes any more."""
-        moment = self._quiet.moment(
+        event_time = self._quiet.event_time(
             self.program,
             self.last.watermarks,
             plan.coming,
@@ -220,7 +220,7 @@ class Driver:
             unsure=plan.unsure,
         )
         bound = round(plan.now * 1_000_000) if self._bounded else None
-        return replace(moment, reached=self.last.reached, bound=bound)
+        return replace(event_time, reached=self.last.reached, bound=bound)
 
     def _compute(self, plan: Plan) -> Computed:
         self._at("compute", "before")
@@ -301,7 +301,7 @@ class Driver:
 
     def _attempt(self, plan: Plan) -> Computed | None:
         """One try at the tasks of a batch; nothing if what came back is not one whole batch."""
-        context = self.owner.context(plan.now, self.home, plan.moment)
+        context = self.owner.context(plan.now, self.home, plan.event_time)
         reading, plan.reading = self._ahead.read(plan, context), None
         if reading is not None:
             self._ahead.begin(plan, context, reading, self.positions, self._planned_next)
@@ -311,11 +311,11 @@ class Driver:
             return None
         self._at("compute", "during")
         computed = merged(self.last, self.positions, stage.results)
-        context = replace(context, moment=replace(context.moment, ends=computed.times))
+        context = replace(context, event_time=replace(context.event_time, ends=computed.times))
         for number in range(2, self.program.last_stage + 1):
             computed.raise_failure()
             carried = computed.carried_to(self.program, number, context.partitions)
-            context = replace(context, made=computed.tables_made(self.program))
+            context = replace(context, table_changes=computed.tables_made(self.program))
             stage = self.runtime.next_stage(self.program, context, number, carried)
             if disagreement(stage, context.partitions):
                 return None
@@ -328,7 +328,7 @@ class Driver:
 
     def _commit(self, plan: Plan, computed: Computed) -> Record:
         self._at("commit", "before")
-        context = self.owner.context(plan.now, self.home, plan.moment)
+        context = self.owner.context(plan.now, self.home, plan.event_time)
         moved = kept_positions(self.storage, context, self.last, self.positions, computed)
         offered = spark_batches(self.storage, context, plan.offers, self.last)
         record = self.owner.write(
@@ -344,9 +344,9 @@ class Driver:
             skipped=computed.skipped,
             late=computed.late,
             watermarks=computed.times,
-            reached=reached(self.program, context.moment, computed.times, computed.closed),
+            reached=reached(self.program, context.event_time, computed.times, computed.closed),
             due=computed.due,
-            began=began(context.moment, self.last.watermarks),
+            began=began(context.event_time, self.last.watermarks),
             manifest=self.compactor.ready or self.last.manifest,
             floor=max(self.compactor.floor, self.last.floor),
         )

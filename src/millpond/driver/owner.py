@@ -19,7 +19,7 @@ from millpond.errors import Corrupt, Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
 from millpond.log.record import FORMAT, Kind, Record
 from millpond.log.rewrite import Rewriter, fields
-from millpond.messages import Context, Link, Moment, by_partition
+from millpond.messages import BatchContext, EventTime, RecordLink, segments_by_partition
 from millpond.pipeline.graph import Program
 from millpond.storage import Storage
 
@@ -206,10 +206,10 @@ class Owner:
         newest = self.ledger.newest(near=last.number)
         return newest is not None and newest.driver == self.id
 
-    def context(self, now: float, home: str | None, moment: Moment) -> Context:
+    def context(self, now: float, home: str | None, event_time: EventTime) -> BatchContext:
         """The next batch, as its tasks see it."""
         last = self.last
-        return Context(
+        return BatchContext(
             app=last.app,
             incarnation=last.incarnation,
             partitions=last.partitions,
@@ -221,9 +221,9 @@ class Owner:
             now=now,
             state_url=self._storage.url,
             home=home,
-            recent={record.number: by_partition(record) for record in self._recent},
-            links={record.number: Link.of(record) for record in self._recent},
+            recent={record.number: segments_by_partition(record) for record in self._recent},
+            links={record.number: RecordLink.of(record) for record in self._recent},
             epoch=last.epoch,
             manifest=last.manifest,
-            moment=replace(moment, reached=last.reached, details=details(self._program, last)),
+            event_time=replace(event_time, reached=last.reached, details=details(self._program, last)),
         )

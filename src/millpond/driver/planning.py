@@ -10,7 +10,7 @@ from typing import Any
 
 from millpond.errors import Incompatible
 from millpond.log.record import Record
-from millpond.messages import Planned, Stage
+from millpond.messages import PlannedSplit, StageResults
 from millpond.pipeline.graph import Node, Program, Read
 from millpond.sources.base import SnapshotSource, Split
 
@@ -19,11 +19,11 @@ log = logging.getLogger("millpond")
 SMALL = 256 * 1024  # bytes that are not worth a second task
 
 
-def grouped(planned: Sequence[Planned], slots: int) -> list[list[Planned]]:
+def grouped(planned: Sequence[PlannedSplit], slots: int) -> list[list[PlannedSplit]]:
     """Splits in groups that follow each other, of about the same weight, one for each task."""
     total = sum(max(1, item.split.weight) for item in planned)
     tasks = min(len(planned), max(1, slots), max(1, -(-total // SMALL)))
-    groups: list[list[Planned]] = []
+    groups: list[list[PlannedSplit]] = []
     done = 0
     for item in planned:
         weight = max(1, item.split.weight)
@@ -77,7 +77,7 @@ def as_of(program: Program, now: float) -> Program:
     return replace(program, nodes=tuple(map(bounded, program.nodes)))
 
 
-def disagreement(stage: Stage, partitions: int) -> str | None:
+def disagreement(stage: StageResults, partitions: int) -> str | None:
     """Why these results are not those of one whole batch; nothing if they are.
 
     A reading task may run twice and differ; then some partitions may have seen the rows of one

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from millpond.driver.batch import Plan, Positions
 from millpond.driver.planning import grouped
 from millpond.driver.runtime import Reading, Runtime
-from millpond.messages import Context, Header, Progress
+from millpond.messages import BatchContext, ReadHeader, ReadProgress
 from millpond.pipeline.graph import LateSplit, Program, Read
 from millpond.sources.base import Source
 
@@ -50,7 +50,7 @@ class Ahead:
         self._plan = self._for = None
         return plan
 
-    def read(self, plan: Plan, context: Context) -> Reading | None:
+    def read(self, plan: Plan, context: BatchContext) -> Reading | None:
         """The rows of a batch that is about to begin, read on their own, so that the one after it can be planned."""
         if plan.reading is not None or not self._behind or not self._is_possible(plan, context):
             return plan.reading
@@ -59,7 +59,7 @@ class Ahead:
     def begin(
         self,
         plan: Plan,
-        context: Context,
+        context: BatchContext,
         reading: Reading,
         positions: Positions,
         next_plan: Callable[[Positions], Plan],
@@ -76,7 +76,7 @@ class Ahead:
         if not following.planned:
             return
         context = replace(
-            context, batch=context.batch + 1, base=context.base + 1, arrival=context.arrival + 1, ahead=True
+            context, batch=context.batch + 1, base=context.base + 1, arrival=context.arrival + 1, is_read_ahead=True
         )
         tasks = grouped(following.planned, self.runtime.slots)
         following.reading = self.runtime.read(self.program, context, tasks, later=True)
@@ -89,23 +89,23 @@ class Ahead:
             self._plan.reading.drop()
         self._plan = self._for = None
 
-    def _is_possible(self, plan: Plan, context: Context) -> bool:
+    def _is_possible(self, plan: Plan, context: BatchContext) -> bool:
         """Whether the tasks that read the next batch know already what they need to know."""
-        if not self._possible or plan.only is not None or not plan.planned or plan.moment.final:
+        if not self._possible or plan.only is not None or not plan.planned or plan.event_time.final:
             return False
-        times = context.moment.times
+        times = context.event_time.times
         return all(name in times and times[name].unit is not None for name, _ in self.program.clocks.values())
 
 
-def progress_of(headers: Iterable[Header]) -> list[Progress] | None:
+def progress_of(headers: Iterable[ReadHeader]) -> list[ReadProgress] | None:
     """How far reading tasks have come, by what they say; nothing if one failed."""
     told = list(headers)
-    if any(header.made is not None and header.made.failure is not None for header in told):
+    if any(header.output is not None and header.output.failure is not None for header in told):
         return None
     return [moved for header in told for moved in header.progress]
 
 
-def moved_by(positions: Positions, progress: list[Progress]) -> Positions:
+def moved_by(positions: Positions, progress: list[ReadProgress]) -> Positions:
     """Where every stream stands once some reading is done."""
     after = {stream: dict(places) for stream, places in positions.items()}
     for item in progress:

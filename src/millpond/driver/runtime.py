@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from millpond.errors import Unavailable
 from millpond.log.pointer import Pointer
 from millpond.log.record import SparkBatch
-from millpond.messages import Context, Piece, Planned, Progress, Stage
+from millpond.messages import BatchContext, ExchangePiece, PlannedSplit, ReadProgress, StageResults
 from millpond.pipeline.graph import Program
 from millpond.sinks.base import Delivery
 from millpond.storage import Storage
@@ -45,7 +45,7 @@ class Offer:
 class Reading(Protocol):
     """The reading tasks of a batch, run on their own, perhaps still at work."""
 
-    def progress(self) -> list[Progress] | None:
+    def progress(self) -> list[ReadProgress] | None:
         """How far they have come, once they are done; nothing if they could not be brought to an end."""
         ...
 
@@ -67,7 +67,7 @@ class Runtime(Protocol):
         ...
 
     def read(
-        self, program: Program, context: Context, tasks: list[list[Planned]], *, later: bool = False
+        self, program: Program, context: BatchContext, tasks: list[list[PlannedSplit]], *, later: bool = False
     ) -> Reading | None:
         """Run the reading tasks alone; nothing if that is of no use here.
 
@@ -78,11 +78,11 @@ class Runtime(Protocol):
     def first_stage(
         self,
         program: Program,
-        context: Context,
-        tasks: list[list[Planned]],
+        context: BatchContext,
+        tasks: list[list[PlannedSplit]],
         offers: list[Offer],
         reading: Reading | None = None,
-    ) -> Stage:
+    ) -> StageResults:
         """Run the reading tasks, those of each offer, and the first keyed task of every partition.
 
         A `reading` of just these tasks stands for them; `JobLost` if it came to no end.
@@ -90,8 +90,8 @@ class Runtime(Protocol):
         ...
 
     def next_stage(
-        self, program: Program, context: Context, stage: int, carried: list[dict[int, list[Piece]]]
-    ) -> Stage:
+        self, program: Program, context: BatchContext, stage: int, carried: list[dict[int, list[ExchangePiece]]]
+    ) -> StageResults:
         """Run a later keyed task of every partition over what was carried to it."""
         ...
 

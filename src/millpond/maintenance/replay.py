@@ -16,7 +16,7 @@ from millpond.driver.commit import Driver
 from millpond.errors import InvalidUse
 from millpond.log.ledger import Ledger
 from millpond.log.record import Began, Record, StreamTime
-from millpond.messages import Moment, Planned
+from millpond.messages import EventTime, PlannedSplit
 from millpond.pipeline.graph import Read
 from millpond.pipeline.phases import phases
 from millpond.sources.base import BoundedSource, Limit, Source
@@ -63,7 +63,7 @@ class Replay(Driver):
             if held is not None and (was is None or was.batch != held.batch):
                 follows = held.batch == (0 if was is None else was.batch + 1)
                 plan.offers.append(self.runtime.offer_again(self.storage, stream, held, whole=not follows))
-        plan.moment = self._moment_of(record.time, record.began or Began(), before.watermarks)
+        plan.event_time = self._event_time_of(record.time, record.began or Began(), before.watermarks)
         own = self.last
         self.owner.last = msgspec.structs.replace(own, arrivals=record.arrival - own.number - 1)  # the same place
         computed = self._compute(plan)
@@ -88,7 +88,7 @@ class Replay(Driver):
                     plan.offers.append(self.runtime.offer_again(self.storage, stream, held, whole=True))
                 if not plan.planned and not plan.offers:
                     break
-                plan.moment = self._moment_of(base.time, Began(), {})
+                plan.event_time = self._event_time_of(base.time, Began(), {})
                 self._finish(plan, self._compute(plan))
 
     def _source(self, stream: str) -> Source | None:
@@ -98,7 +98,7 @@ class Replay(Driver):
         return source if isinstance(source, Source) else None
 
     def _plan_between(self, end: Positions, limit: Limit, record: Record) -> Plan:
-        planned: list[Planned] = []
+        planned: list[PlannedSplit] = []
         for stream in self.program.reads:
             source, at, to = self._source(stream), self.positions.get(stream, {}), end.get(stream, {})
             if source is None or at == to or not to:
@@ -107,10 +107,10 @@ class Replay(Driver):
                 splits = source.plan_to(at, to, limit, record.time)
             else:
                 splits = source.plan(at, Limit(max(1, record.rows.get(stream, 0)), limit.bytes), record.time)
-            planned += [Planned(len(planned) + i, stream, split) for i, split in enumerate(splits)]
+            planned += [PlannedSplit(len(planned) + i, stream, split) for i, split in enumerate(splits)]
         return Plan(record.time, planned, [])
 
-    def _moment_of(self, now: float, began: Began, ledger: Mapping[str, StreamTime]) -> Moment:
+    def _event_time_of(self, now: float, began: Began, ledger: Mapping[str, StreamTime]) -> EventTime:
         """Event time as a batch begins. What the ledger says counts where the same rows have come to the same times;
         a program that takes its times from elsewhere now has watermarks of its own.
         """
@@ -122,7 +122,7 @@ class Replay(Driver):
                     times[name] = time
         idle = {name: frozenset(partitions) for name, partitions in began.idle.items()}
         bound = round(now * 1_000_000) if self._bounded else None
-        return Moment(times, idle, frozenset(began.asleep), final=began.final, bound=bound)
+        return EventTime(times, idle, frozenset(began.asleep), final=began.final, bound=bound)
 
     def _check(self, record: Record, end: Positions, computed: Computed) -> None:
         """Whether a batch has read what it read then."""

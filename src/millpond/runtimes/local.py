@@ -13,7 +13,15 @@ from millpond.driver.read_ahead import progress_of
 from millpond.driver.runtime import Offer, Parcel, Reading, T, W
 from millpond.errors import InvalidUse
 from millpond.log.record import SparkBatch
-from millpond.messages import Context, Header, Piece, Planned, Progress, Result, Stage
+from millpond.messages import (
+    BatchContext,
+    ExchangePiece,
+    KeyedResult,
+    PlannedSplit,
+    ReadHeader,
+    ReadProgress,
+    StageResults,
+)
 from millpond.pipeline.graph import Program
 from millpond.storage import Storage
 from millpond.task.keyed_task import Tools, keyed_task, read_task
@@ -26,8 +34,8 @@ class LocalReading:
     items: list[list[Any]]  # for each partition
     tasks: int
 
-    def progress(self) -> list[Progress] | None:
-        return progress_of(item for item in self.items[0] if isinstance(item, Header))
+    def progress(self) -> list[ReadProgress] | None:
+        return progress_of(item for item in self.items[0] if isinstance(item, ReadHeader))
 
     def drop(self) -> None:
         self.items = []
@@ -58,11 +66,11 @@ class LocalRuntime:
         return None
 
     def read(
-        self, program: Program, context: Context, tasks: list[list[Planned]], *, later: bool = False
+        self, program: Program, context: BatchContext, tasks: list[list[PlannedSplit]], *, later: bool = False
     ) -> LocalReading | None:
         return self._read(program, context, tasks) if self._ahead else None
 
-    def _read(self, program: Program, context: Context, tasks: list[list[Planned]]) -> LocalReading:
+    def _read(self, program: Program, context: BatchContext, tasks: list[list[PlannedSplit]]) -> LocalReading:
         reading = LocalReading([[] for _ in range(context.partitions)], len(tasks))
         for task, planned in enumerate(tasks):
             for partition, item in read_task(self._shipped or program, context, task, planned, self._tools):
@@ -72,30 +80,30 @@ class LocalRuntime:
     def first_stage(
         self,
         program: Program,
-        context: Context,
-        tasks: list[list[Planned]],
+        context: BatchContext,
+        tasks: list[list[PlannedSplit]],
         offers: list[Offer],
         reading: Reading | None = None,
-    ) -> Stage:
+    ) -> StageResults:
         assert reading is None or isinstance(reading, LocalReading)
         read = self._read(program, context, tasks) if reading is None else reading
         results = [self._keyed(program, context, 1, p, read.items[p], {}) for p in range(context.partitions)]
-        return Stage(results, read.tasks)
+        return StageResults(results, read.tasks)
 
     def next_stage(
-        self, program: Program, context: Context, stage: int, carried: list[dict[int, list[Piece]]]
-    ) -> Stage:
-        return Stage([self._keyed(program, context, stage, p, [], part) for p, part in enumerate(carried)], 0)
+        self, program: Program, context: BatchContext, stage: int, carried: list[dict[int, list[ExchangePiece]]]
+    ) -> StageResults:
+        return StageResults([self._keyed(program, context, stage, p, [], part) for p, part in enumerate(carried)], 0)
 
     def _keyed(
         self,
         program: Program,
-        context: Context,
+        context: BatchContext,
         stage: int,
         partition: int,
         items: list[object],
-        carried: dict[int, list[Piece]],
-    ) -> Result:
+        carried: dict[int, list[ExchangePiece]],
+    ) -> KeyedResult:
         result = keyed_task(self._shipped or program, context, stage, partition, items, carried, tools=self._tools)
         self._between(partition)
         return result

@@ -20,15 +20,15 @@ from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed, Un
 from millpond.log import pointer, segment
 from millpond.log.segment import Change, Origin
 from millpond.messages import (
-    Context,
-    Header,
+    BatchContext,
+    ExchangePiece,
     Incomplete,
-    Made,
-    Piece,
-    Planned,
-    Progress,
-    Result,
-    Segments,
+    KeyedResult,
+    PlannedSplit,
+    ReadHeader,
+    ReadProgress,
+    SegmentsByStep,
+    TaskOutput,
     TooManyRows,
     TooMuch,
 )
@@ -62,19 +62,19 @@ class Tools:
     clock: Clock
 
     @classmethod
-    def of(cls, context: Context) -> Tools:
+    def of(cls, context: BatchContext) -> Tools:
         return cls(open_storage(context.state_url), SystemClock())
 
 
 def read_task(
-    program: Program, context: Context, task: int, planned: list[Planned], tools: Tools | None = None
+    program: Program, context: BatchContext, task: int, planned: list[PlannedSplit], tools: Tools | None = None
 ) -> Iterator[Item]:
     """Read splits, run what comes before `key_by`, and give every partition its blobs and a header."""
     tools = tools or Tools.of(context)
     work = Router(program, context, 0, tools.clock)
 
-    def read() -> list[Progress]:
-        found: list[Progress] = []
+    def read() -> list[ReadProgress]:
+        found: list[ReadProgress] = []
         left = sum(UNLIMITED if item.share is None else item.share for item in planned)
         for item in planned:
             found.append(_read_split(work, program, item, left))
@@ -85,20 +85,20 @@ def read_task(
 
 
 def read_rows_task(
-    program: Program, context: Context, task: int, stream: str, place: int, chunks: Iterable[Chunk]
+    program: Program, context: BatchContext, task: int, stream: str, place: int, chunks: Iterable[Chunk]
 ) -> Iterator[Item]:
     """The same for rows that someone else reads, as a streaming DataFrame does."""
     tools = Tools.of(context)
     work = Router(program, context, 0, tools.clock)
 
-    def read() -> list[Progress]:
+    def read() -> list[ReadProgress]:
         rows, _, _ = _push(work, program, stream, place, chunks)
-        return [Progress(stream, "", None, rows)]
+        return [ReadProgress(stream, "", None, rows)]
 
     yield from _handed_over(work, task, read, tools.storage)
 
 
-def _handed_over(work: Router, task: int, read: Callable[[], list[Progress]], storage: Storage) -> Iterator[Item]:
+def _handed_over(work: Router, task: int, read: Callable[[], list[ReadProgress]], storage: Storage) -> Iterator[Item]:
     program, context = work.program, work.context
     nonce, progress = new_id(), []
     refuse_forks()
@@ -106,11 +106,11 @@ def _handed_over(work: Router, task: int, read: Callable[[], list[Progress]], st
         progress = read()
         made = _written(work, storage, task % context.partitions, nonce, 1)
     except Stop as stop:
-        made = Made(failure=_portable(stop.failure))
+        made = TaskOutput(failure=_portable(stop.failure))
     except MillpondError as error:
-        made = Made(failure=error)
+        made = TaskOutput(failure=error)
     except ENDINGS as error:
-        made = Made(failure=stopped(SOMEWHERE, error, context.batch).failure)
+        made = TaskOutput(failure=stopped(SOMEWHERE, error, context.batch).failure)
     for partition in range(context.partitions):
         blobs: list[tuple[int, bytes]] = []
         if made.failure is None:
@@ -118,14 +118,14 @@ def _handed_over(work: Router, task: int, read: Callable[[], list[Progress]], st
                 if program.stages[exchange] == 1:
                     blobs.extend((exchange, blob) for blob in parts.get(partition, ()))
         first = partition == 0
-        header = Header(task, nonce, len(blobs), made if first else None, progress if first else [])
+        header = ReadHeader(task, nonce, len(blobs), made if first else None, progress if first else [])
         header.newest, header.units = work.newest, work.units
         yield partition, header
         for number, (exchange, blob) in enumerate(blobs):
             yield partition, (task, nonce, number, exchange, blob)
 
 
-def _read_split(work: Router, program: Program, item: Planned, most: int) -> Progress:
+def _read_split(work: Router, program: Program, item: PlannedSplit, most: int) -> ReadProgress:
     node = program.reads[item.stream]
     assert isinstance(node.op, Read)
     source: Source = node.op.source
@@ -133,7 +133,7 @@ def _read_split(work: Router, program: Program, item: Planned, most: int) -> Pro
     chunks = source.read(item.split)
     rows, size, position = _push(work, program, item.stream, item.place, chunks, most, item.is_last)
     found = item.split.start if position is _NOWHERE else position
-    return Progress(item.stream, item.split.place, found, rows, size)
+    return ReadProgress(item.stream, item.split.place, found, rows, size)
 
 
 _NOWHERE = object()
@@ -187,21 +187,21 @@ def _reading(stream: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
 
 def keyed_task(
     program: Program,
-    context: Context,
+    context: BatchContext,
     stage: int,
     partition: int,
     items: list[Any],
-    carried: dict[int, list[Piece]],
+    carried: dict[int, list[ExchangePiece]],
     *,
     tools: Tools | None = None,
     rebuild: bool = False,
-) -> Result:
+) -> KeyedResult:
     """Catch the replica up, run the stage's steps over the rows, write segments, return pointers."""
     refuse_forks()
     began = elapsed()
-    headers = [item for item in items if isinstance(item, Header)]
-    blobs = sorted(item for item in items if not isinstance(item, Header))
-    result = Result(partition, nonces={h.task: h.nonce for h in headers}, host=socket.gethostname())
+    headers = [item for item in items if isinstance(item, ReadHeader)]
+    blobs = sorted(item for item in items if not isinstance(item, ReadHeader))
+    result = KeyedResult(partition, nonces={h.task: h.nonce for h in headers}, host=socket.gethostname())
     if partition == 0:
         result.headers = sorted(headers, key=lambda header: header.task)
     try:
@@ -211,11 +211,11 @@ def keyed_task(
     except Incomplete as error:
         result.incomplete = str(error)
     except Stop as stop:
-        result.made = Made(failure=_portable(stop.failure))
+        result.output = TaskOutput(failure=_portable(stop.failure))
     except MillpondError as error:
-        result.made = Made(failure=error)
+        result.output = TaskOutput(failure=error)
     except ENDINGS as error:
-        result.made = Made(failure=stopped(SOMEWHERE, error, context.batch).failure)
+        result.output = TaskOutput(failure=stopped(SOMEWHERE, error, context.batch).failure)
     finally:
         result.seconds = elapsed() - began
     return result
@@ -223,17 +223,17 @@ def keyed_task(
 
 def _keyed(
     program: Program,
-    context: Context,
+    context: BatchContext,
     stage: int,
-    result: Result,
-    headers: list[Header],
+    result: KeyedResult,
+    headers: list[ReadHeader],
     blobs: list[Any],
-    carried: dict[int, list[Piece]],
+    carried: dict[int, list[ExchangePiece]],
     tools: Tools,
     rebuild: bool,
-) -> Result:
+) -> KeyedResult:
     partition, storage = result.partition, tools.storage
-    if any(h.made is not None and h.made.failure is not None for h in headers):
+    if any(h.output is not None and h.output.failure is not None for h in headers):
         return result
     arrived: dict[int, list[bytes]] = {}
     for _, _, _, exchange, blob in blobs:
@@ -241,11 +241,13 @@ def _keyed(
     for exchange, pieces in carried.items():
         arrived.setdefault(exchange, []).extend(_fetched(storage, piece) for piece in pieces)
 
-    if context.moment.ends is None:  # every reading task has told how far time has come
-        context = replace(context, moment=replace(context.moment, ends=moved(program, context.moment, headers)))
+    if context.event_time.ends is None:  # every reading task has told how far time has come
+        context = replace(
+            context, event_time=replace(context.event_time, ends=moved(program, context.event_time, headers))
+        )
 
-    def work_on(tables: Tables) -> Result:
-        def with_these(view: View) -> Result:
+    def work_on(tables: Tables) -> KeyedResult:
+        def with_these(view: View) -> KeyedResult:
             return _with_state(program, context, stage, partition, arrived, view, tables, tools, result)
 
         return caught_up(storage, context, partition, with_these, anew=rebuild)
@@ -253,7 +255,7 @@ def _keyed(
     return with_tables(storage, program, context, program.tables_everywhere(stage), work_on)
 
 
-def _fetched(storage: Storage, piece: Piece) -> bytes:
+def _fetched(storage: Storage, piece: ExchangePiece) -> bytes:
     blob = storage.get_range(piece.path, piece.start, piece.length)
     if blob is None or crc32(blob) != piece.checksum:
         raise Incomplete(f"{piece.path} is {'gone' if blob is None else 'damaged'}")
@@ -262,21 +264,21 @@ def _fetched(storage: Storage, piece: Piece) -> bytes:
 
 def _with_state(
     program: Program,
-    context: Context,
+    context: BatchContext,
     stage: int,
     partition: int,
     arrived: dict[int, list[bytes]],
     view: View,
     tables: Tables,
     tools: Tools,
-    result: Result,
-) -> Result:
+    result: KeyedResult,
+) -> KeyedResult:
     work, storage = Router(program, context, stage, tools.clock), tools.storage
     if view.position != context.base:
         raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {context.base}")
-    ends = context.moment.ends or {}
+    ends = context.event_time.ends or {}
     laid = laid_over(storage, program, context, partition, view)
-    work.begin(view, marks(program, context.moment, ends), lambda step: tables.get(step) or laid(step))
+    work.begin(view, marks(program, context.event_time, ends), lambda step: tables.get(step) or laid(step))
     for exchange, blobs in arrived.items():
         for rows in in_order(blobs, work.codec):
             work.arrive(exchange, rows)
@@ -284,14 +286,14 @@ def _with_state(
     changed = _changes(program, work)
     result.due = _due_next(program, work, view, changed)
     nonce = new_id()
-    segments: Segments = {}
+    segments: SegmentsByStep = {}
     for step, changes in changed.items():
         origin = Origin(context.app, step, partition, context.batch)
         path = context.paths.state(step, partition, context.attempt(nonce))
         segments[step] = [pointer.write(storage, path, segment.pack_state(changes, origin), len(changes))]
         remember(path, changes, origin)
     made = _written(work, storage, partition, nonce, stage)
-    result.segments, result.made, result.ends = segments, made, ends
+    result.segments, result.output, result.ends = segments, made, ends
     for node, running in work.running.items():
         op, closed = program.nodes[node].op, getattr(running, "closed", None)
         if isinstance(op, StatefulStep) and closed is not None:
@@ -347,7 +349,7 @@ def _changes(program: Program, work: Router) -> dict[str, list[Change]]:
     return found
 
 
-def _written(work: Router, storage: Storage, partition: int, nonce: str, stage: int) -> Made:
+def _written(work: Router, storage: Storage, partition: int, nonce: str, stage: int) -> TaskOutput:
     context, made = work.context, work.made()
     for sink, data, rows in work.leaving.outputs(partition):
         path = context.paths.output(sink, partition, context.attempt(nonce))
@@ -359,7 +361,7 @@ def _written(work: Router, storage: Storage, partition: int, nonce: str, stage: 
     return made
 
 
-def _all_of_one_attempt(headers: list[Header], blobs: list[Any]) -> None:
+def _all_of_one_attempt(headers: list[ReadHeader], blobs: list[Any]) -> None:
     expected = {(h.task, h.nonce, number) for h in headers for number in range(h.blobs)}
     found = {(task, nonce, number) for task, nonce, number, _, _ in blobs}
     if expected != found or len({h.task for h in headers}) != len(headers):

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from millpond.codec import Codec
 from millpond.log.segment import Block, Origin, pack_outputs
-from millpond.messages import Context, Piece
+from millpond.messages import BatchContext, ExchangePiece
 from millpond.pipeline.graph import Program
 from millpond.rows.rows import Rows, pack_rows, without_keys
 from millpond.steps.failure import Failed
@@ -32,7 +32,7 @@ def _trimmed(rows: Rows, fields: tuple[str, ...]) -> Rows:
 class Leaving:
     """What a task has to hand over when it is done."""
 
-    def __init__(self, program: Program, context: Context, codec: Codec) -> None:
+    def __init__(self, program: Program, context: BatchContext, codec: Codec) -> None:
         self._program, self._context, self._codec = program, context, codec
         self.blobs: dict[int, dict[int, list[bytes]]] = {}  # exchange → partition → blobs
         self.blob_bytes = 0
@@ -85,15 +85,15 @@ class Leaving:
             origin = Origin(self._context.app, sink, partition, self._context.batch)
             yield sink, pack_outputs(np.concatenate(orders), blocks, origin), sum(map(len, orders))
 
-    def carry(self, path: str, later_than: int) -> tuple[bytes, dict[int, dict[int, list[Piece]]]]:
+    def carry(self, path: str, later_than: int) -> tuple[bytes, dict[int, dict[int, list[ExchangePiece]]]]:
         """The blobs for stages after the next, as one file, and where in it each lies."""
         data = bytearray()
-        carried: dict[int, dict[int, list[Piece]]] = {}
+        carried: dict[int, dict[int, list[ExchangePiece]]] = {}
         for exchange, partitions in self.blobs.items():
             if self._program.stages[exchange] > later_than:
                 for partition, blobs in partitions.items():
                     pieces = carried.setdefault(exchange, {}).setdefault(partition, [])
                     for blob in blobs:
-                        pieces.append(Piece(path, len(data), len(blob), crc32(blob)))
+                        pieces.append(ExchangePiece(path, len(data), len(blob), crc32(blob)))
                         data += blob
         return bytes(data), carried

@@ -18,7 +18,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest
 from millpond.log.reach import earlier_manifest
 from millpond.log.segment import Change, Origin
-from millpond.messages import Context, Incomplete, Link, Segments, by_partition
+from millpond.messages import BatchContext, Incomplete, RecordLink, SegmentsByStep, segments_by_partition
 from millpond.pipeline.graph import Program
 from millpond.replica import View
 from millpond.replica import folders as home
@@ -52,18 +52,20 @@ def remember(path: str, changes: list[Change], origin: Origin) -> None:
     _own[path] = changes
 
 
-def replica_folder(context: Context, partition: int) -> Path:
+def replica_folder(context: BatchContext, partition: int) -> Path:
     place = context.home or home.default_home()
     return home.folder(place, context.app, context.incarnation, partition, context.partitions, context.epoch)
 
 
-def caught_up(storage: Storage, context: Context, partition: int, use: Callable[[View], T], *, anew: bool = False) -> T:
+def caught_up(
+    storage: Storage, context: BatchContext, partition: int, use: Callable[[View], T], *, anew: bool = False
+) -> T:
     """Use a partition's replica, which has reached the record that the context names, or one after it.
 
     The view that `use` is given is of this very ledger, whatever else shares the folder.
     """
 
-    def missing(context: Context, position: int) -> Iterator[Applied]:
+    def missing(context: BatchContext, position: int) -> Iterator[Applied]:
         return _missing(storage, context, partition, position)
 
     return _caught_up(storage, context, replica_folder(context, partition), missing, use, anew=anew)
@@ -71,9 +73,9 @@ def caught_up(storage: Storage, context: Context, partition: int, use: Callable[
 
 def _caught_up(
     storage: Storage,
-    context: Context,
+    context: BatchContext,
     folder: Path,
-    missing: Callable[[Context, int], Iterator[Applied]],
+    missing: Callable[[BatchContext, int], Iterator[Applied]],
     use: Callable[[View], T],
     *,
     anew: bool = False,
@@ -104,7 +106,7 @@ def _caught_up(
             context = replace(context, manifest=earlier.manifest)
 
 
-def _missing(storage: Storage, context: Context, partition: int, position: int) -> Iterator[Applied]:
+def _missing(storage: Storage, context: BatchContext, partition: int, position: int) -> Iterator[Applied]:
     """The changes of the records after a position and up to the one that the batch builds on."""
     if position < 0 and context.manifest is not None:
         manifest = manifests.read(storage, context.manifest)
@@ -125,17 +127,19 @@ def _compacted(storage: Storage, manifest: Manifest, partition: int) -> Iterator
         progress.done(part.file)
 
 
-def _records(storage: Storage, context: Context, position: int) -> Iterator[tuple[Link, dict[int, Segments]]]:
+def _records(
+    storage: Storage, context: BatchContext, position: int
+) -> Iterator[tuple[RecordLink, dict[int, SegmentsByStep]]]:
     """Those records: where each stands in the ledger, and its segments."""
     ledger = Ledger(storage, context.app, SystemClock())
-    before: Link | None = None
+    before: RecordLink | None = None
     for number in range(max(position + 1, context.born), context.base + 1):
         known = context.recent.get(number)
         if known is not None:
             link, segments = context.links[number], known
         else:
             record = next(ledger.between(number - 1, context.base))
-            link, segments = Link.of(record), by_partition(record)
+            link, segments = RecordLink.of(record), segments_by_partition(record)
         if before is not None and link.previous != before.checksum:
             raise Corrupt(
                 f"{storage.url}: ledger record {ledger.paths.record(number)} does not follow the record before it: "
@@ -145,7 +149,7 @@ def _records(storage: Storage, context: Context, position: int) -> Iterator[tupl
         before = link
 
 
-def _belongs(storage: Storage, context: Context, view: View) -> bool:
+def _belongs(storage: Storage, context: BatchContext, view: View) -> bool:
     """Whether a view was built from this very ledger, up to the record that it stands at.
 
     Another copy of the state directory has records of the same numbers, and may have another history.
@@ -192,25 +196,25 @@ class _Laid:
 
 
 def laid_over(
-    storage: Storage, program: Program, context: Context, partition: int, view: View
+    storage: Storage, program: Program, context: BatchContext, partition: int, view: View
 ) -> Callable[[str], Reader]:
     """Readers of the tables of this partition whose stage has been run."""
 
     def reader(step: str) -> Reader:
-        made = context.made.get(step, {}).get(partition, [])
+        made = context.table_changes.get(step, {}).get(partition, [])
         return _Laid(step, _newest(program, context, step, view), lambda: _made(storage, made))
 
     return reader
 
 
-def _newest(program: Program, context: Context, step: str, view: View) -> View:
+def _newest(program: Program, context: BatchContext, step: str, view: View) -> View:
     """A table in its newest version, where some of it may be older."""
-    unmarked = context.moment.details.get(step, {}).get(UNMARKED)
+    unmarked = context.event_time.details.get(step, {}).get(UNMARKED)
     return upgraded(view, program.steps[step], unmarked, program.types)
 
 
 def with_tables(
-    storage: Storage, program: Program, context: Context, steps: Sequence[str], use: Callable[[Tables], T]
+    storage: Storage, program: Program, context: BatchContext, steps: Sequence[str], use: Callable[[Tables], T]
 ) -> T:
     """Catch up the replicas of whole tables on this host, and use them; what is damaged is built anew.
 
@@ -223,7 +227,7 @@ def with_tables(
     def with_this(view: View) -> T:
         if view.position != context.base:
             raise Incomplete(f"table {step!r} at record {view.position}, batch {context.batch} needs {context.base}")
-        made = [p for part in context.made.get(step, {}).values() for p in part]
+        made = [p for part in context.table_changes.get(step, {}).values() for p in part]
         laid = _Laid(step, _newest(program, context, step, view), lambda: _made(storage, made))
 
         def read(keys: Sequence[bytes]) -> list[bytes | None]:
@@ -240,7 +244,7 @@ def with_tables(
     place = context.home or home.default_home()
     folder = home.table_folder(place, context.app, context.incarnation, step, context.partitions, context.epoch)
 
-    def missing(context: Context, position: int) -> Iterator[Applied]:
+    def missing(context: BatchContext, position: int) -> Iterator[Applied]:
         return _missing_everywhere(storage, context, step, position)
 
     with turn(folder):  # one process of the host reads what is missing; the others find it there
@@ -248,7 +252,7 @@ def with_tables(
     return _caught_up(storage, context, folder, missing, with_this)
 
 
-def _missing_everywhere(storage: Storage, context: Context, step: str, position: int) -> Iterator[Applied]:
+def _missing_everywhere(storage: Storage, context: BatchContext, step: str, position: int) -> Iterator[Applied]:
     """The same for all of one table, and for its rows and their versions alone."""
     if position < 0 and context.manifest is not None:
         manifest = manifests.read(storage, context.manifest)

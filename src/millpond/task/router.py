@@ -12,7 +12,7 @@ from millpond.clock import Clock
 from millpond.codec import Codec, NotEncodable, Unreadable
 from millpond.errors import InvalidUse
 from millpond.log.record import StreamTime
-from millpond.messages import Context, Made, TooSoon
+from millpond.messages import BatchContext, TaskOutput, TooSoon
 from millpond.pipeline import graph as g
 from millpond.replica import View
 from millpond.rows.rows import Rows, shaped
@@ -43,7 +43,7 @@ from millpond.watermarks import Mark, at_end, clock_partition, incoming, marks
 class Router:
     """The way of some rows through a program, within one task."""
 
-    def __init__(self, program: g.Program, context: Context, stage: int, clock: Clock) -> None:
+    def __init__(self, program: g.Program, context: BatchContext, stage: int, clock: Clock) -> None:
         self.program, self.context, self.stage = program, context, stage
         self.codec = Codec(program.types)
         self.failures = Failures(context.batch, clock, self._bury, self._origin)
@@ -56,7 +56,7 @@ class Router:
         self.units: dict[str, Unit] = {}
         self.late: dict[str, int] = {}
         self.ended: dict[int, int | None] = {}  # step's node → the watermark that the batch ends with, there
-        self._began = marks(program, context.moment, context.moment.times)
+        self._began = marks(program, context.event_time, context.event_time.times)
 
     # --- rows move ---
 
@@ -354,7 +354,7 @@ class Router:
         """The rows with their times; those without one, or with one that nobody can believe, are left out."""
         reader = TimeReader(op.timestamp)
         times = reader.all(rows)
-        known = self.units.get(op.stream) or self.context.moment.times.get(op.stream, _NO_TIME).unit
+        known = self.units.get(op.stream) or self.context.event_time.times.get(op.stream, _NO_TIME).unit
         if times is None or (known is not None and times.unit != known):
             if rows.form == "json":
                 rows = self._decoded(node, op, rows)
@@ -380,7 +380,7 @@ class Router:
 
     def _believed(self, node: g.Node, op: g.Read, rows: Rows) -> Rows:
         """A time far ahead of everything would drive the watermark away for good: such a row is not on time."""
-        times, held = rows.times, self.context.moment.times.get(op.stream, _NO_TIME)
+        times, held = rows.times, self.context.event_time.times.get(op.stream, _NO_TIME)
         if (
             times is None
             or len(times) == 0
@@ -390,12 +390,12 @@ class Router:
             return rows
         limit = span(op.ahead, times.unit, "ahead")
         seen = [*held.newest.values(), *self.newest.get(op.stream, {}).values()]
-        if times.unit == "instant" and self.context.moment.bound is not None:
-            seen.append(self.context.moment.bound)
+        if times.unit == "instant" and self.context.event_time.bound is not None:
+            seen.append(self.context.event_time.bound)
         newest = max(seen) if seen else int(times.values[0])
         if int(times.values.max()) <= newest + limit:
             return rows
-        if self.context.ahead:  # the batch before this one may move what is believed
+        if self.context.is_read_ahead:  # the batch before this one may move what is believed
             raise TooSoon(f"stream {op.stream!r}")
         good: list[int] = []
         for i, time in enumerate(times.values.tolist()):
@@ -434,12 +434,12 @@ class Router:
 
         `tables` gives what reads a table of an earlier stage.
         """
-        context, moment = self.context, self.context.moment
+        context, event_time = self.context, self.context.event_time
         for node in self.program.nodes:
             if isinstance(node.op, g.StatefulStep) and self.program.stages[node.id] == self.stage:
                 step = node.op.step
-                began = incoming(self.program, moment, self._began, node.id)
-                end = incoming(self.program, moment, ends, node.id)
+                began = incoming(self.program, event_time, self._began, node.id)
+                end = incoming(self.program, event_time, ends, node.id)
                 turn = Turn(
                     view,
                     self.codec,
@@ -448,12 +448,12 @@ class Router:
                     context.now,
                     end.unit,
                     began.at,
-                    at_end(end, moment.final),
+                    at_end(end, event_time.final),
                     end.at,
-                    moment.final,
+                    event_time.final,
                     lambda count, name=step.name: self.late.__setitem__(name, self.late.get(name, 0) + count),  # type: ignore[misc]
                     None if node.op.table is None else self._reader(node.op.table, tables),
-                    moment.details.get(step.name),
+                    event_time.details.get(step.name),
                     node.id in self.program.leading_out,
                 )
                 self.ended[node.id] = end.at
@@ -477,8 +477,8 @@ class Router:
                     self.leave(node, rows)
             self._put_aside(node, self.running[node])
 
-    def made(self) -> Made:
-        return Made(skipped=dict(self.failures.skipped), late=dict(self.late))
+    def made(self) -> TaskOutput:
+        return TaskOutput(skipped=dict(self.failures.skipped), late=dict(self.late))
 
 
 _NO_TIME = StreamTime()

@@ -21,7 +21,7 @@ from pyspark.core.rdd import Partitioner
 from pyspark.serializers import BatchedSerializer, CPickleSerializer
 from pyspark.sql import DataFrame
 
-from millpond.messages import Context, Header, Piece, Planned, Result
+from millpond.messages import BatchContext, ExchangePiece, KeyedResult, PlannedSplit, ReadHeader
 from millpond.runtimes.spark.shipping import Shipped
 from millpond.task.keyed_task import keyed_task, read_task
 
@@ -58,14 +58,14 @@ class ReadTask:
     """One reading task per Spark partition."""
 
     shipped: Shipped
-    context: Context
-    groups: list[list[Planned]]
+    context: BatchContext
+    groups: list[list[PlannedSplit]]
 
     def __call__(self, index: int, nothing: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         with quiet():
             for partition, item in read_task(self.shipped.program(), self.context, index, self.groups[index]):
                 yield partition, item
-                if partition == 0 and isinstance(item, Header):
+                if partition == 0 and isinstance(item, ReadHeader):
                     yield DRIVER, item  # if it asks
 
 
@@ -74,11 +74,11 @@ class KeyedTask:
     """One keyed task per Spark partition."""
 
     shipped: Shipped
-    context: Context
+    context: BatchContext
     stage: int
-    carried: list[dict[int, list[Piece]]]
+    carried: list[dict[int, list[ExchangePiece]]]
 
-    def __call__(self, index: int, items: Iterable[tuple[int, Any]]) -> Iterator[Result]:
+    def __call__(self, index: int, items: Iterable[tuple[int, Any]]) -> Iterator[KeyedResult]:
         mine = [item for _, item in items if item is not None]
         task = TaskContext.get()
         rebuild = task is not None and task.attemptNumber() >= LATE_ATTEMPT
@@ -187,7 +187,7 @@ class Exchange:
                 self._serializer = spark._jvm.org.apache.spark.serializer.JavaSerializer(conf)
             moved._jrdd.rdd().dependencies().head().rdd().setSerializer(self._serializer)
 
-    def headers(self, moved: RDD[tuple[int, Any]], tasks: int) -> list[Header]:
+    def headers(self, moved: RDD[tuple[int, Any]], tasks: int) -> list[ReadHeader]:
         """Run the tasks that make blobs, and none that takes them: Spark keeps what they made. What they say.
 
         To collect one partition with `runJob` would take one more task in Python.
@@ -198,7 +198,7 @@ class Exchange:
         """Remove blobs that are not needed any more."""
         moved.cleanShuffleDependencies(blocking=False)
 
-    def run(self, task: KeyedTask, brought: Sequence[RDD[tuple[int, Any]]]) -> list[Result]:
+    def run(self, task: KeyedTask, brought: Sequence[RDD[tuple[int, Any]]]) -> list[KeyedResult]:
         """Run the keyed task of every partition over the blobs that were brought to it."""
         partitions = task.context.partitions
         anchored = self.anchor(partitions)

@@ -30,7 +30,7 @@ from millpond.errors import InvalidUse, Unavailable
 from millpond.log import pointer, segment
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record, SparkBatch
-from millpond.messages import Context
+from millpond.messages import BatchContext
 from millpond.pipeline.graph import Program, Read
 from millpond.runtimes.spark.exchange import paired
 from millpond.runtimes.spark.shipping import Shipped
@@ -56,7 +56,7 @@ class FrameTask:
     """Makes blobs of a DataFrame's rows, one reading task per partition of it."""
 
     shipped: Shipped
-    context: Context
+    context: BatchContext
     stream: str
     first: int  # the number of its first reading task
 

@@ -13,7 +13,7 @@ from pyspark import RDD, SparkContext
 from pyspark.errors import PySparkException
 
 from millpond.driver.read_ahead import progress_of
-from millpond.messages import Progress
+from millpond.messages import ReadProgress
 from millpond.runtimes.spark.exchange import Exchange, ReadTask
 
 log = logging.getLogger("millpond")
@@ -28,10 +28,10 @@ MANNERS = 0.015
 class SparkReading:
     """The reading tasks of a batch, run on their own."""
 
-    def __init__(self, exchange: Exchange, tasks: int, job: Future[tuple[RDD[Any], list[Progress] | None]]) -> None:
+    def __init__(self, exchange: Exchange, tasks: int, job: Future[tuple[RDD[Any], list[ReadProgress] | None]]) -> None:
         self.tasks, self._exchange, self._job = tasks, exchange, job
 
-    def progress(self) -> list[Progress] | None:
+    def progress(self) -> list[ReadProgress] | None:
         try:
             return self._job.result()[1]
         except FAILED:
@@ -57,7 +57,7 @@ class Readings:
         """Start to read; `later` lets a job that is about to begin go first."""
         return SparkReading(self._exchange, len(task.groups), self._thread.submit(self._read, task, what, later))
 
-    def _read(self, task: ReadTask, what: str, later: bool) -> tuple[RDD[Any], list[Progress] | None]:
+    def _read(self, task: ReadTask, what: str, later: bool) -> tuple[RDD[Any], list[ReadProgress] | None]:
         if later:
             time.sleep(MANNERS)
         self._context.setJobDescription(f"{task.context.app}: {what}")

@@ -20,7 +20,7 @@ from millpond.driver.runtime import Gone, Offer, Parcel, Reading, T, W
 from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
 from millpond.log.jobs import JobLost
 from millpond.log.record import SparkBatch
-from millpond.messages import Context, Piece, Planned, Stage
+from millpond.messages import BatchContext, ExchangePiece, PlannedSplit, StageResults
 from millpond.pipeline.graph import Program
 from millpond.runtimes import pickling
 from millpond.runtimes.pickling import pack_program
@@ -98,23 +98,23 @@ class SparkRuntime:
     # --- batches ---
 
     def read(
-        self, program: Program, context: Context, tasks: list[list[Planned]], *, later: bool = False
+        self, program: Program, context: BatchContext, tasks: list[list[PlannedSplit]], *, later: bool = False
     ) -> SparkReading:
         return self._readings.begin(ReadTask(self._shipped, context, tasks), f"batch {context.batch}, reading", later)
 
     def first_stage(
         self,
         program: Program,
-        context: Context,
-        tasks: list[list[Planned]],
+        context: BatchContext,
+        tasks: list[list[PlannedSplit]],
         offers: list[Offer],
         reading: Reading | None = None,
-    ) -> Stage:
+    ) -> StageResults:
         with self._job(context.app, f"batch {context.batch}, stage 1"):
             count, keyed = len(tasks), KeyedTask(self._shipped, context, 1, [])
             if reading is not None:
                 assert isinstance(reading, SparkReading)
-                return Stage(self._exchange.run(keyed, [reading.moved()]), reading.tasks)
+                return StageResults(self._exchange.run(keyed, [reading.moved()]), reading.tasks)
             brought = []
             if tasks:
                 read = self._exchange.read(ReadTask(self._shipped, context, tasks))
@@ -124,13 +124,13 @@ class SparkRuntime:
                 moved, parts = self._exchange.moved_frame(blobs, context.partitions)
                 count += parts
                 brought.append(moved)
-            return Stage(self._exchange.run(keyed, brought), count)
+            return StageResults(self._exchange.run(keyed, brought), count)
 
     def next_stage(
-        self, program: Program, context: Context, stage: int, carried: list[dict[int, list[Piece]]]
-    ) -> Stage:
+        self, program: Program, context: BatchContext, stage: int, carried: list[dict[int, list[ExchangePiece]]]
+    ) -> StageResults:
         with self._job(context.app, f"batch {context.batch}, stage {stage}"):
-            return Stage(self._exchange.run(KeyedTask(self._shipped, context, stage, carried), []), 0)
+            return StageResults(self._exchange.run(KeyedTask(self._shipped, context, stage, carried), []), 0)
 
     def deliver(self, program: Program, state_url: str, parcels: list[Parcel]) -> None:
         shipped, first = self._shipped, parcels[0]
