@@ -20,8 +20,8 @@ Duration = int | timedelta
 Unit = Literal["instant", "number"]
 
 MAX_TICKS = (1 << 63) - 1  # later than any time: the watermark at the end of the input
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
 _RANGE = 1 << 62  # of ticks either way: sizes and graces can be added without an overflow
 _LONGEST = 1 << 60  # duration in ticks, so that a time and several of them still fit 64 bits
 
@@ -47,7 +47,7 @@ def duration(value: str | int | timedelta, what: str = "duration") -> Duration:
         raise InvalidUse(
             f'{what}: expected a duration such as "10s", "5m", a timedelta or a whole number, got {value!r}'
         )
-    length = found if isinstance(found, int) else found // _MICROSECOND
+    length = found if isinstance(found, int) else found // MICROSECOND
     if length < 0:
         raise InvalidUse(f"{what}: expected a duration that is not negative, got {value!r}")
     if length >= _LONGEST:
@@ -93,7 +93,7 @@ def ticks(time: Time) -> int:
         if not -_RANGE < time < _RANGE:
             raise ValueError(f"expected a whole number below 2**62, got {time}")
         return time
-    return (time - _EPOCH) // _MICROSECOND
+    return (time - EPOCH) // MICROSECOND
 
 
 def as_user(at: int, unit: Unit) -> Time:
@@ -101,7 +101,7 @@ def as_user(at: int, unit: Unit) -> Time:
     if unit == "number":
         return at
     try:
-        return _EPOCH + timedelta(microseconds=at)
+        return EPOCH + timedelta(microseconds=at)
     except OverflowError:
         return datetime.max.replace(tzinfo=UTC) if at > 0 else datetime.min.replace(tzinfo=UTC)
 
@@ -121,7 +121,7 @@ def span(of: Duration, unit: Unit, what: str) -> int:
             if unit == "number"
             else f'{what}: the stream\'s times are datetimes, so expected a duration such as "10s", got {of!r}'
         )
-    return of if isinstance(of, int) else of // _MICROSECOND
+    return of if isinstance(of, int) else of // MICROSECOND
 
 
 class Times:

@@ -14,7 +14,8 @@ from small_drivers import driver_of, run_to_end
 import millpond as mp
 from millpond.codec import Codec
 from millpond.pipeline.graph import KeyBy
-from millpond.rows.rows import Rows, in_order, pack_rows, shaped, unpack_rows, without_keys
+from millpond.rows.rows import Rows, rows_of_chunk
+from millpond.rows.wire import drop_key_column, pack_rows, unpack_in_order, unpack_rows
 from millpond.storage import MemoryStorage
 from millpond.task.keying import keyed, parted
 
@@ -26,8 +27,8 @@ def table(**more: list[Any]) -> pa.Table:
 
 
 def on_their_way(data: pa.Table, by: str = "key", first: int = 0) -> list[bytes]:
-    rows = keyed(KeyBy((by,), (by,)), shaped(data, first), failed)
-    lean, left_out = without_keys(rows)
+    rows = keyed(KeyBy((by,), (by,)), rows_of_chunk(data, first), failed)
+    lean, left_out = drop_key_column(rows)
     return [pack_rows(part, Codec(), left_out) for part in parted(lean, 1).values()]
 
 
@@ -36,7 +37,7 @@ def failed(i: int, row: Any, error: Exception, again: Callable[[], None] | None 
 
 
 def arrived(blobs: list[bytes]) -> list[dict[str, Any]]:
-    return [row for rows in in_order(blobs, Codec()) for row in rows.objects()]
+    return [row for rows in unpack_in_order(blobs, Codec()) for row in rows.objects()]
 
 
 def test_rows_arrive_as_they_left_their_columns_in_order() -> None:
@@ -63,7 +64,7 @@ def test_a_table_that_arrives_has_the_column_again_for_whoever_takes_columns() -
 
 def test_blobs_that_are_joined_share_their_keys() -> None:
     blobs = on_their_way(table()) + on_their_way(table().slice(3), first=100)
-    (rows,) = in_order(blobs, Codec())
+    (rows,) = unpack_in_order(blobs, Codec())
     assert rows.objects() == table().to_pylist() + table().slice(3).to_pylist()
     assert rows.data.to_pylist() == rows.objects()
 
@@ -90,7 +91,7 @@ def test_blobs_that_arrive_out_of_order_are_put_in_order() -> None:
     ids=["alone", "large", "dictionary", "numbers"],
 )
 def test_columns_of_other_kinds_travel_as_they_are(data: pa.Table) -> None:
-    rows, left_out = without_keys(keyed(KeyBy(("key",), ("key",)), shaped(data, 0), failed))
+    rows, left_out = drop_key_column(keyed(KeyBy(("key",), ("key",)), rows_of_chunk(data, 0), failed))
     assert left_out is None and rows.data is data
     assert arrived(on_their_way(data)) == data.to_pylist()
 
@@ -102,9 +103,9 @@ def test_some_of_the_rows_have_the_keys_of_those_rows() -> None:
 
 
 def test_rows_that_were_changed_after_their_key_keep_the_change() -> None:
-    rows: Rows = keyed(KeyBy(("key",), ("key",)), shaped(table(), 0), failed)
+    rows: Rows = keyed(KeyBy(("key",), ("key",)), rows_of_chunk(table(), 0), failed)
     changed = rows.with_data([{**row, "key": "other"} for row in rows.objects()])
-    blobs = [pack_rows(part, Codec(), left_out) for part, left_out in [without_keys(changed)]]
+    blobs = [pack_rows(part, Codec(), left_out) for part, left_out in [drop_key_column(changed)]]
     assert {row["key"] for row in arrived(blobs)} == {"other"}
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
-from dataclasses import fields as dataclass_fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
-from millpond.rows.rows import MissingField
+from millpond.rows.fields import MissingField, field_names, field_reader
 
 Field = str | Callable[[Any], Any] | None
 """The name of a field, a function of the row, or the row itself."""
@@ -66,29 +65,15 @@ def reader(where: str, field: Field) -> Callable[[Any], Any]:
             f'for example {where.partition("(")[0]}("amount")'
         )
 
-    def read(row: Any) -> Any:
-        try:
-            return row[field] if type(row) is dict else getattr(row, field)
-        except (KeyError, AttributeError):
-            raise NoSuchField(
-                f"{where}: expected a field {field!r}, but the row has {_fields(row)}; "
-                "correct the name, or give a function that knows what to do without it"
-            ) from None
+    def missing(row: Any) -> NoSuchField:
+        names = field_names(row)
+        has = f"no fields: it is {short(row)}" if names is None else ", ".join(map(repr, names)) or "none"
+        return NoSuchField(
+            f"{where}: expected a field {field!r}, but the row has {has}; "
+            "correct the name, or give a function that knows what to do without it"
+        )
 
-    return read
-
-
-def _fields(row: Any) -> str:
-    names: Any = None
-    if isinstance(row, Mapping):
-        names = row
-    elif is_dataclass(row):
-        names = [field.name for field in dataclass_fields(row)]
-    else:
-        names = getattr(row, "__struct_fields__", None) or getattr(row, "_fields", None)
-    if names is None:
-        return f"no fields: it is {short(row)}"
-    return ", ".join(map(repr, names)) or "none"
+    return field_reader(field, missing)
 
 
 def incomparable(label: str, value: Any, error: TypeError) -> InvalidUse:

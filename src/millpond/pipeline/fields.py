@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from millpond.rows.rows import MissingField
-
-_START = datetime(1970, 1, 1, tzinfo=UTC)
+from millpond.rows.fields import read_field
+from millpond.timing import EPOCH
 
 
 class Field:
@@ -20,19 +19,6 @@ class Field:
         return read_field(row, self.name)
 
 
-def read_field(row: Any, name: str) -> Any:
-    """A row's field, or a MissingField that says which fields it has."""
-    if isinstance(row, dict):
-        if name in row:
-            return row[name]
-        fields = ", ".join(map(repr, row))
-        raise MissingField(f"the row has no field {name!r}; it has: {fields or 'none'}")
-    try:
-        return getattr(row, name)
-    except AttributeError:
-        raise MissingField(f"the row has no field {name!r}; it is a {type(row).__name__}") from None
-
-
 class Epoch:
     """Reads a field that counts from the epoch, as a datetime."""
 
@@ -43,7 +29,7 @@ class Epoch:
         value = read_field(row, self.field)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"expected a number of {self.field!r} since the epoch, got {value!r}")
-        return _START + timedelta(microseconds=round(value * self.microseconds))
+        return EPOCH + timedelta(microseconds=round(value * self.microseconds))
 
 
 def epoch_ms(field: str) -> Epoch:

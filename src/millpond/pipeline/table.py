@@ -6,7 +6,8 @@ from typing import Any
 
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
-from millpond.pipeline.fields import Field, read_field
+from millpond.pipeline.fields import Field
+from millpond.rows.fields import read_field
 from millpond.steps.base import Step
 from millpond.steps.failure import checked
 from millpond.steps.state.ttl import TTL

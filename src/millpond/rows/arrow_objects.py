@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from datetime import timezone as fixed_zone
 from typing import Any
 
@@ -10,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from millpond.timing import EPOCH
+
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # the microseconds that a datetime can tell
 DAY = 86_400_000_000
 

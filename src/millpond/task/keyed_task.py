@@ -34,7 +34,7 @@ from millpond.messages import (
 )
 from millpond.pipeline.graph import Program, Read, StatefulStep
 from millpond.replica import View
-from millpond.rows.rows import in_order
+from millpond.rows.wire import unpack_in_order
 from millpond.sources.base import Chunk, JsonLines, Source
 from millpond.steps.failure import FAULTS, Stop, stopped, unreadable
 from millpond.steps.forks import refuse_forks
@@ -280,7 +280,7 @@ def _with_state(
     laid = laid_over(storage, program, context, partition, view)
     work.begin(view, marks(program, context.event_time, ends), lambda step: tables.get(step) or laid(step))
     for exchange, blobs in arrived.items():
-        for rows in in_order(blobs, work.codec):
+        for rows in unpack_in_order(blobs, work.codec):
             work.arrive(exchange, rows)
     work.end()
     changed = _changes(program, work)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from millpond.codec import encode_key, encode_keys, partitions_of
 from millpond.errors import InvalidUse
-from millpond.pipeline.fields import read_field
 from millpond.pipeline.graph import KeyBy
+from millpond.rows.fields import read_field, read_json_fields
 from millpond.rows.rows import BadInput, Keys, Rows
 from millpond.steps.failure import FAULTS, Failed
 
@@ -58,7 +57,7 @@ def _quick(op: KeyBy, rows: Rows) -> Keys | None:
         if rows.form == "arrow":
             return _of_columns(rows.data, fields)
         if rows.form == "json":
-            values = text_fields(rows.data, fields)
+            values = read_json_fields(rows.data, fields)
         elif len(fields) == 1:
             name = fields[0]
             values = [row[name] for row in rows.data]
@@ -87,30 +86,6 @@ def _of_columns(table: pa.Table, fields: list[str]) -> Keys | None:
     values = found.dictionary.to_pylist()
     field = fields[0] if pa.types.is_string(column.type) else None
     return Keys(encode_keys(values), found.indices.to_numpy(), values, field)
-
-
-_readers: dict[tuple[str, ...], msgspec.json.Decoder[Any]] = {}
-
-
-def text_fields(lines: list[bytes], fields: list[str]) -> list[Any]:
-    """The fields of JSON objects, without making objects of the rest."""
-    reader = _readers.get(tuple(fields))
-    if reader is None:
-        names = [f"f{i}" for i in range(len(fields))]
-        shape = msgspec.defstruct(
-            "Fields",
-            [(name, Any) for name in names],
-            rename=dict(zip(names, fields, strict=True)),
-        )
-        reader = _readers[tuple(fields)] = msgspec.json.Decoder(shape)
-    text = b"\n".join(lines)
-    text.decode()  # what is skipped must be text too
-    found = reader.decode_lines(text)
-    if len(found) != len(lines):
-        raise ValueError("a line that is not one row")
-    if len(fields) == 1:
-        return [row.f0 for row in found]
-    return [msgspec.structs.astuple(row) for row in found]
 
 
 def _distinct(encoded: list[bytes]) -> Keys:

@@ -13,7 +13,8 @@ from millpond.codec import Codec
 from millpond.log.segment import Block, Origin, pack_outputs
 from millpond.messages import BatchContext, ExchangePiece
 from millpond.pipeline.graph import Program
-from millpond.rows.rows import Rows, pack_rows, without_keys
+from millpond.rows.rows import Rows
+from millpond.rows.wire import drop_key_column, pack_rows
 from millpond.steps.failure import Failed
 from millpond.task.keying import parted
 from millpond.task.spreading import spread
@@ -54,7 +55,7 @@ class Leaving:
 
     def _packed(self, rows: Rows) -> dict[int, bytes]:
         partitions = self._context.partitions
-        lean, left_out = without_keys(spread(rows, partitions) if rows.keys is None else rows)
+        lean, left_out = drop_key_column(spread(rows, partitions) if rows.keys is None else rows)
         return {p: pack_rows(part, self._codec, left_out) for p, part in parted(lean, partitions).items()}
 
     def deliver(self, sink: str, rows: Rows, failing: Callable[[], Failed]) -> None:

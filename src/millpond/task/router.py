@@ -15,7 +15,7 @@ from millpond.log.record import StreamTime
 from millpond.messages import BatchContext, TaskOutput, TooSoon
 from millpond.pipeline import graph as g
 from millpond.replica import View
-from millpond.rows.rows import Rows, shaped
+from millpond.rows.rows import Rows, rows_of_chunk
 from millpond.sources.base import Chunk, JsonLines
 from millpond.steps.base import Running, Turn, several
 from millpond.steps.failure import (
@@ -76,7 +76,7 @@ class Router:
     def _copied(self, node: int, rows: Rows) -> tuple[Rows, Rows]:
         """The rows, and copies of them for a reader that may change its own. A row that cannot be copied has failed."""
         try:
-            return rows, rows.copied()
+            return rows, rows.copy()
         except NotEncodable:
             pass  # what is never stored need not be storable
         good, data = [], []
@@ -98,7 +98,7 @@ class Router:
         for rows in (aside := getattr(running, "aside", [])):
             for reader in self.program.consumers[node]:
                 if isinstance(self.program.nodes[reader].op, g.SideOutput):
-                    self.leave(reader, rows.copied())
+                    self.leave(reader, rows.copy())
         aside.clear()
 
     def _take(self, node: g.Node, rows: Rows, source: int) -> None:
@@ -268,7 +268,7 @@ class Router:
         for bad in chunk.bad:
             error = BadInput(bad.error, bad.where)
             self.failures.row(node.on_error, op.stream, error, key=None, row=bad.raw, order=first)
-        rows = shaped(chunk.rows, first)
+        rows = rows_of_chunk(chunk.rows, first)
         rows = readable(rows, self._failed(node, op.stream, rows))
         if rows.form == "json" and not self._may_stay_text(node):
             rows = self._decoded(node, op, rows)

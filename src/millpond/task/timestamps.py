@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from millpond.pipeline.fields import Epoch, read_field
+from millpond.pipeline.fields import Epoch
+from millpond.rows.fields import read_field, read_json_fields
 from millpond.rows.rows import BadInput, Rows
-from millpond.task.keying import text_fields
 from millpond.timing import Times, Unit, as_time, ticks, unit_of
 
 _LIMIT = 1 << 62
@@ -53,7 +53,7 @@ class Reader:
             if rows.form == "arrow":
                 return self._of_column(rows.data.column(self.field))
             if rows.form == "json":
-                return self._of_values(text_fields(rows.data, [self.field]))
+                return self._of_values(read_json_fields(rows.data, [self.field]))
             name = self.field
             return self._of_values([row[name] for row in rows.data])
         except Exception:

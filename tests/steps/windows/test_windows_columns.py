@@ -17,7 +17,8 @@ from small_drivers import driver_of
 from small_windows import row, rows, sent, windowed
 
 import millpond as mp
-from millpond.rows.rows import Rows, pack_rows
+from millpond.rows.rows import Rows
+from millpond.rows.wire import pack_rows
 from millpond.steps.windows.columnar.groups import Refused, column_of
 from millpond.storage import open_storage
 from millpond.testing import TestDriver

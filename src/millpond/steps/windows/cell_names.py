@@ -14,13 +14,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-from millpond.timing import Unit
+from millpond.timing import EPOCH, MICROSECOND, Unit
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _ALL = 10**19
 _FIRST, _LAST = (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
-_BOUNDS = ((_FIRST - _EPOCH) // _MICROSECOND, (_LAST - _EPOCH) // _MICROSECOND)
+_BOUNDS = ((_FIRST - EPOCH) // MICROSECOND, (_LAST - EPOCH) // MICROSECOND)
 
 GLOBAL = b"g:"
 
@@ -35,7 +33,7 @@ def text_of(at: int, unit: Unit) -> bytes:
     if unit == "number":
         return b"%019d" % at if at >= 0 else b"-%019d" % (_ALL + at)
     at = min(max(at, _BOUNDS[0]), _BOUNDS[1])  # no row has a time beyond
-    return (_EPOCH + timedelta(microseconds=at)).isoformat(timespec="microseconds")[:26].encode() + b"Z"
+    return (EPOCH + timedelta(microseconds=at)).isoformat(timespec="microseconds")[:26].encode() + b"Z"
 
 
 @lru_cache(maxsize=65536)
@@ -46,7 +44,7 @@ def time_of(text: bytes) -> tuple[int, Unit]:
     (-7, 'number')
     """
     if text.endswith(b"Z"):
-        return (datetime.fromisoformat(text.decode()) - _EPOCH) // _MICROSECOND, "instant"
+        return (datetime.fromisoformat(text.decode()) - EPOCH) // MICROSECOND, "instant"
     return (int(text), "number") if text[:1] != b"-" else (int(text[1:]) - _ALL, "number")
 
 

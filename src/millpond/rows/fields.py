@@ -1,0 +1,86 @@
+"""The one reader of fields: a field is a key of a dict or an attribute of any other row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import msgspec
+
+from millpond.rows.rows import BadInput
+
+
+class MissingField(BadInput, LookupError):
+    """A row lacks a field that the program names."""
+
+
+def read_field(row: Any, name: str) -> Any:
+    """Return a field of a row; raise MissingField, which says which fields the row has.
+
+    >>> read_field({"n": 1}, "n")
+    1
+    """
+    if isinstance(row, dict):
+        if name in row:
+            return row[name]
+        names = ", ".join(map(repr, row))
+        raise MissingField(f"the row has no field {name!r}; it has: {names or 'none'}")
+    try:
+        return getattr(row, name)
+    except AttributeError:
+        raise MissingField(f"the row has no field {name!r}; it is a {type(row).__name__}") from None
+
+
+def field_reader(name: str, missing: Callable[[Any], Exception]) -> Callable[[Any], Any]:
+    """Return a function that reads the field of a row, or raises what `missing(row)` returns."""
+
+    def read(row: Any) -> Any:
+        try:
+            # The common case without a call: a step calls this for every row.
+            return row[name] if type(row) is dict else read_field(row, name)
+        except (KeyError, MissingField):
+            raise missing(row) from None
+
+    return read
+
+
+def field_names(row: Any) -> list[str] | None:
+    """Return the names of a row's fields, or None if it is a value without fields.
+
+    >>> field_names({"a": 1, "b": 2}), field_names(7)
+    (['a', 'b'], None)
+    """
+    if isinstance(row, Mapping):
+        return list(row)
+    if is_dataclass(row):
+        return [field.name for field in fields(row)]
+    names = getattr(row, "__struct_fields__", None) or getattr(row, "_fields", None)
+    return None if names is None else list(names)
+
+
+_readers: dict[tuple[str, ...], msgspec.json.Decoder[Any]] = {}
+
+
+def read_json_fields(lines: list[bytes], names: list[str]) -> list[Any]:
+    """Return the fields of JSON objects without decoding the others: a list of values, or of tuples for several names.
+
+    Raises an exception of any kind if a line is not an object that has these fields.
+    """
+    reader = _readers.get(tuple(names))
+    if reader is None:
+        slots = [f"f{i}" for i in range(len(names))]
+        shape = msgspec.defstruct(
+            "Fields",
+            [(slot, Any) for slot in slots],
+            rename=dict(zip(slots, names, strict=True)),
+        )
+        reader = _readers[tuple(names)] = msgspec.json.Decoder(shape)
+    text = b"\n".join(lines)
+    text.decode()  # the fields that are skipped must be UTF-8, too
+    found = reader.decode_lines(text)
+    if len(found) != len(lines):
+        raise ValueError("a line that is not one row")
+    if len(names) == 1:
+        return [row.f0 for row in found]
+    return [msgspec.structs.astuple(row) for row in found]

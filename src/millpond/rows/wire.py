@@ -1,0 +1,183 @@
+"""Rows packed as bytes for another task, and unpacked there in the order of the input rows that caused them.
+
+Blobs exist for the time of one batch: between a task that reads a source and the task that owns a key, or between two
+keyed stages. Nothing of them is stored for later versions to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from millpond.codec import Codec
+from millpond.rows.rows import Keys, Rows
+from millpond.timing import Times
+
+MAX_ROWS_JOINED = 200_000  # rows of small blobs that go through the steps together
+
+
+Blob = bytes
+
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+LeftOut = tuple[int, str] | None  # the place and the name of the column that was dropped
+
+
+def drop_key_column(rows: Rows) -> tuple[Rows, LeftOut]:
+    """Return the rows without the column that their keys came from, and the column's place and name.
+
+    The keys travel beside the rows, each distinct key once, so the column would be sent twice.
+    """
+    field = None if rows.keys is None or rows.form != "arrow" else rows.keys.field
+    names = rows.data.column_names if field is not None else []
+    if field not in names or len(names) == 1:  # a table without columns has lost its number of rows
+        return rows, None
+    place = names.index(field)
+    lean = Rows(rows.data.remove_column(place), rows.order, form="arrow", times=rows.times, keys=rows.keys)
+    return lean, (place, names[place])
+
+
+def _restore_key_column(rows: Rows, left_out: LeftOut) -> Rows:
+    """Put the column that `drop_key_column` removed back, made from the keys."""
+    if left_out is None:
+        return rows
+    keys, table = rows.keys, rows.data
+    assert keys is not None
+    keys.field = left_out[1]
+    texts, at, chunks = pa.array(keys.objects, pa.large_string()), 0, []
+    for chunk in table.column(0).chunks:  # in the same chunks as before
+        index = pa.array(keys.array[at : at + len(chunk)])
+        chunks.append(pa.DictionaryArray.from_arrays(index, texts).dictionary_decode().cast(pa.string()))
+        at += len(chunk)
+    rows.data = table.add_column(*left_out, pa.chunked_array(chunks, pa.string()))
+    return rows
+
+
+def pack_rows(rows: Rows, codec: Codec, left_out: LeftOut = None) -> Blob:
+    """Pack keyed rows: the rows in their form, the distinct keys, an index, orders and times."""
+    assert rows.keys is not None
+    if rows.form == "arrow":
+        sink = pa.BufferOutputStream()
+        table = rows.data.combine_chunks()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        data: Any = sink.getvalue().to_pybytes()
+    elif rows.form == "json":
+        data = b"\n".join(rows.data)
+    else:
+        data = codec.encode_lines(rows.data)
+    index = rows.keys.array
+    used = np.flatnonzero(np.bincount(index, minlength=len(rows.keys.encoded)))
+    keys = [rows.keys.encoded[i] for i in used.tolist()]
+    place = np.zeros(len(rows.keys.encoded), dtype=np.int32)
+    place[used] = np.arange(len(used), dtype=np.int32)
+    times = None
+    if rows.times is not None:
+        times = (rows.times.unit, rows.times.values.tobytes())
+    return _pack(
+        (
+            rows.form,
+            data,
+            b"\n".join(keys),
+            place[index].tobytes(),
+            np.asarray(rows.order, dtype=np.int64).tobytes(),
+            times,
+            left_out,
+        )
+    )
+
+
+def unpack_rows(blob: Blob, codec: Codec) -> Rows:
+    """Return the rows of a blob. They belong to the caller."""
+    parts = _unpack(blob)
+    return _restore_key_column(_rows_of(parts, codec), parts[-1])
+
+
+def _rows_of(parts: Any, codec: Codec) -> Rows:
+    form, data, keys, index, order, times, _ = parts
+    if form == "arrow":
+        data = pa.ipc.open_stream(data).read_all()
+    elif form == "json":
+        data = data.split(b"\n")
+    else:
+        data = codec.decode_lines(data)
+    return Rows(
+        data,
+        np.frombuffer(order, np.int64),
+        form=form,
+        times=None if times is None else Times(np.frombuffer(times[1], np.int64), times[0]),
+        keys=Keys(keys.split(b"\n"), np.frombuffer(index, np.int32)),
+    )
+
+
+def unpack_in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
+    """Yield the rows of some blobs in the order of the input rows that caused them.
+
+    Most blobs are in that order already and are unpacked some at a time, up to `MAX_ROWS_JOINED` rows. If rows come
+    from several partitions of an earlier stage, or from branches that meet again, all blobs are unpacked and sorted.
+    """
+    unpacked = [_unpack(blob) for blob in blobs]
+    orders = [np.frombuffer(parts[4], np.int64) for parts in unpacked]
+    ordered = all((np.diff(order) >= 0).all() for order in orders)
+    if ordered and all(one[-1] <= other[0] for one, other in pairwise(orders)):
+        together: list[Rows] = []
+        left_out: LeftOut = None
+        for one in unpacked:
+            rows = _rows_of(one, codec)
+            fits = left_out == one[-1] and sum(map(len, together)) + len(rows) <= MAX_ROWS_JOINED
+            if together and not (fits and _can_concatenate(together[0], rows)):
+                yield _restore_key_column(_concatenate(together), left_out)
+                together = []
+            left_out = one[-1]
+            together.append(rows)
+        if together:
+            yield _restore_key_column(_concatenate(together), left_out)
+        return
+    parts = [_restore_key_column(_rows_of(one, codec), one[-1]) for one in unpacked]
+    if len({None if part.times is None else part.times.unit for part in parts}) > 1:  # as a union may bring them
+        yield from parts
+    else:
+        yield _merge_by_order(parts)
+
+
+def _merge_by_order(parts: list[Rows]) -> Rows:
+    together = _concatenate([part.as_objects() for part in parts])
+    return together.pick(np.argsort(np.asarray(together.order), kind="stable").tolist())
+
+
+def _can_concatenate(one: Rows, other: Rows) -> bool:
+    """Whether rows have one form, one schema and one unit of time, so that they need not become objects first."""
+    units = {None if rows.times is None else rows.times.unit for rows in (one, other)}
+    is_same = one.form == other.form and (one.form != "arrow" or one.data.schema == other.data.schema)
+    return is_same and len(units) == 1
+
+
+def _concatenate(parts: list[Rows]) -> Rows:
+    """Concatenate rows that fit each other; a key that several parts have becomes one key."""
+    if len(parts) == 1:
+        return parts[0]
+    each = [part.keys for part in parts if part.keys is not None]
+    found = pa.array([key for keys in each for key in keys.encoded], pa.binary()).dictionary_encode()
+    place, starts = found.indices.to_numpy(), np.cumsum([0, *(len(keys.encoded) for keys in each)])
+    index = [place[start + keys.array] for start, keys in zip(starts[:-1], each, strict=True)]
+    timed = [part.times for part in parts if part.times is not None]
+    form = parts[0].form
+    return Rows(
+        pa.concat_tables([part.data for part in parts])
+        if form == "arrow"
+        else [row for part in parts for row in part.data],
+        np.concatenate([np.asarray(part.order, dtype=np.int64) for part in parts]),
+        form=form,
+        times=Times(np.concatenate([times.values for times in timed]), timed[0].unit) if timed else None,
+        keys=Keys(found.dictionary.to_pylist(), np.concatenate(index)),
+    )
