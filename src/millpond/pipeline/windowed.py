@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
 from millpond.pipeline.retractions import with_retractions
-from millpond.steps.base import Step, Turn
+from millpond.steps.base import Step, StepContext
 from millpond.steps.failure import OnError
 from millpond.steps.windows.columnar.windows import fields_read, hops
 from millpond.steps.windows.definitions import TIMED, Counting, Global, Hopping, Session, Sliding, Window, checked_grace
@@ -31,7 +31,7 @@ Panes = Literal["accumulate", "discard", "retract"]
 Fires = Literal["this", "all"]
 By = Literal["stream", "key"]
 
-_RUNS: dict[type, Callable[[Step, Turn], Windows]] = {
+_RUNS: dict[type, Callable[[Step, StepContext], Windows]] = {
     Hopping: hops,
     Session: Sessions,
     Sliding: Slides,

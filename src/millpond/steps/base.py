@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,24 +19,16 @@ from millpond.steps.failure import FAULTS, Failures, OnError, is_needed_again, o
 from millpond.timing import Duration, Time, Times, Unit, as_user
 
 
-@dataclass
-class Turn:
-    """What a step is given for one batch of one partition."""
+@dataclass(frozen=True, kw_only=True)
+class BatchTime:
+    """The times of one batch, as one step sees them. Watermarks are in ticks of `unit`, None if there is none yet."""
 
-    view: View
-    codec: Codec
-    failures: Failures
-    arrival: int  # the batch's place among all that the state has seen: orders and names what it adds to the state
-    now: float
-    unit: Unit | None = None  # of the times of the rows that come; nothing if none has come yet
-    began: int | None = None  # the watermark that the batch began with: it decides what is late
-    watermark: int | None = None  # the one that it ends with: it decides what closes
-    expiry: int | None = None  # the same, unmoved by the end of the input
-    final: bool = False  # the input has ended, and what is open closes
-    late: Callable[[int], None] = lambda count: None
-    table: Callable[[Sequence[bytes]], list[bytes | None]] | None = None  # keys to rows of the table that it looks into
-    previous: dict[str, Any] | None = None  # the step's own detail in the record that the batch builds on
-    in_parts: bool = False  # whoever takes the step's outputs takes them in parts as well
+    now: float  # seconds since the epoch, the same in all tasks of the batch
+    unit: Unit | None = None  # of the times of the rows that come; None if none has come yet
+    start_watermark: int | None = None  # the one that the batch began with: it decides what is late
+    end_watermark: int | None = None  # the one that it ends with: it decides what closes
+    expiry_watermark: int | None = None  # the same, not moved by the end of the input: it decides what expires
+    is_final: bool = False  # the input has ended: what is open closes
 
     @property
     def wall(self) -> int:
@@ -44,27 +37,58 @@ class Turn:
 
     @property
     def shown_watermark(self) -> Time | None:
-        """The watermark that the batch began with, as the user knows it."""
-        return None if self.began is None or self.unit is None else as_user(self.began, self.unit)
+        """The watermark that the batch began with, as the user's functions get it."""
+        at, unit = self.start_watermark, self.unit
+        return None if at is None or unit is None else as_user(at, unit)
 
 
-class Running(Protocol):
+TableReader = Callable[[Sequence[bytes]], list[bytes | None]]
+"""Takes encoded keys and returns the encoded row of each in a table, None where it has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepContext:
+    """What a step is given for one batch of one partition."""
+
+    view: View  # the state of the partition as the batch begins
+    codec: Codec
+    failures: Failures
+    time: BatchTime
+    arrival: int  # the batch's number among all that the state has seen: orders and names what it adds to the state
+    previous_detail: dict[str, Any] | None = None  # the step's detail in the record that the batch builds on
+    count_late: Callable[[int], None] = lambda count: None
+    read_table: TableReader | None = None  # of the table that a lookup reads
+    may_emit_in_parts: bool = False  # all consumers of the step's outputs take them in parts
+
+
+class Running(ABC):
     """A step at work on one batch of one partition.
 
-    It may have a list `aside` of rows for its side stream, which is taken and cleared after `run` and `end`.
+    The task calls `run` any number of times, then `end` once, then `changes` once. After each `run` and `end` it
+    takes the side rows.
     """
 
+    closed_until: int | None = None  # how far the end of the input has closed what no watermark had closed
+
+    @abstractmethod
     def run(self, rows: Rows, side: int = 0) -> Rows | Iterator[Rows]:
-        """Take keyed rows, in order, of one of the step's inputs; called any number of times."""
-        ...
+        """Process keyed rows, in order, of one of the step's inputs, and return the outputs."""
 
     def end(self) -> Rows | list[Rows] | None:
-        """Do what is due by now; called once, after all rows, also where there were none."""
-        ...
+        """Do what is due by now, and return its outputs; called also for a batch without rows."""
+        return None
 
+    @abstractmethod
     def changes(self) -> list[Change]:
-        """What has changed, sorted; called once, at the end."""
-        ...
+        """Return what has changed in the state, sorted by key and cell."""
+
+    def take_side_rows(self) -> list[Rows]:
+        """Return the rows for the step's side stream, such as late ones, that came up since the last call."""
+        return []
+
+    def read_rows(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the current row of each key, encoded, for lookups in the same stage. Only tables have rows."""
+        raise NotImplementedError(f"{type(self).__name__} is not a table")
 
 
 @dataclass(frozen=True)
@@ -73,7 +97,7 @@ class Step:
 
     name: str
     kind: str
-    begin: Callable[[Step, Turn], Running]
+    begin: Callable[[Step, StepContext], Running]
     options: dict[str, Any] = field(default_factory=dict)
     on_error: OnError = "stop"
     types: tuple[type, ...] = ()
@@ -85,8 +109,8 @@ class Step:
     lazy: bool = False  # whether state is migrated when it is met, and not before the first batch
     reads: tuple[str, ...] | None = None  # the fields that it looks at where they are columns of numbers; None: all
 
-    def start(self, turn: Turn) -> Running:
-        return self.begin(self, turn)
+    def start(self, context: StepContext) -> Running:
+        return self.begin(self, context)
 
 
 class Outputs:
@@ -116,8 +140,8 @@ class Outputs:
         )
 
 
-class Made:
-    """Rows that no single row caused: panes, timers, what was waited for."""
+class KeyedRowBuilder:
+    """Collects outputs that no single row caused, such as panes and the outputs of timers, into keyed rows."""
 
     def __init__(self, unit: Unit | None) -> None:
         self._unit = unit
@@ -158,7 +182,7 @@ def several(result: Any) -> list[Any]:
     return list(result)
 
 
-def each_row(step: Step, turn: Turn, rows: Rows, once: Callable[[int, int, Any], None]) -> None:
+def each_row(step: Step, context: StepContext, rows: Rows, once: Callable[[int, int, Any], None]) -> None:
     """Call `once(i, k, row)` for every row i, whose key is the k-th; a row that fails meets the step's policy.
 
     `once` must change nothing when it raises, so that it can be called again.
@@ -171,7 +195,7 @@ def each_row(step: Step, turn: Turn, rows: Rows, once: Callable[[int, int, Any],
         try:
             once(i, k, own_copy(row) if is_kept else row)
         except FAULTS as error:
-            turn.failures.row(
+            context.failures.row(
                 step.on_error,
                 step.name,
                 error,

@@ -295,7 +295,7 @@ def _with_state(
     made = _written(work, storage, partition, nonce, stage)
     result.segments, result.output, result.ends = segments, made, ends
     for node, running in work.running.items():
-        op, closed = program.nodes[node].op, getattr(running, "closed", None)
+        op, closed = program.nodes[node].op, running.closed_until
         if isinstance(op, StatefulStep) and closed is not None:
             result.closed[op.step.name] = closed
     return result

@@ -26,9 +26,10 @@ from millpond.replica.cell_format import Damaged
 from millpond.replica.fill_progress import Filling
 from millpond.replica.host_lock import turn
 from millpond.replica.lmdb_store import Applied, Changes, replicated
+from millpond.steps.base import TableReader
 from millpond.steps.state.lazy_migration import UNMARKED, upgraded
 from millpond.steps.state.migration import MARK
-from millpond.steps.verbs.table import ROW, Reader
+from millpond.steps.verbs.table import ROW
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")
@@ -171,7 +172,7 @@ def _read_changes(storage: Storage, pointers: list[pointer.Pointer]) -> list[Cha
 
 # --- tables ---
 
-Tables = dict[str, Reader]  # step → the rows of a table that lies here as a whole
+Tables = dict[str, TableReader]  # step → the rows of a table that lies here as a whole
 
 
 class _Astray(Exception):
@@ -197,10 +198,10 @@ class _Laid:
 
 def laid_over(
     storage: Storage, program: Program, context: BatchContext, partition: int, view: View
-) -> Callable[[str], Reader]:
+) -> Callable[[str], TableReader]:
     """Readers of the tables of this partition whose stage has been run."""
 
-    def reader(step: str) -> Reader:
+    def reader(step: str) -> TableReader:
         made = context.table_changes.get(step, {}).get(partition, [])
         return _Laid(step, _newest(program, context, step, view), lambda: _made(storage, made))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from millpond.pipeline import graph as g
 from millpond.replica import View
 from millpond.rows.rows import Rows, rows_of_chunk
 from millpond.sources.base import Chunk, JsonLines
-from millpond.steps.base import Running, Turn, several
+from millpond.steps.base import BatchTime, Running, StepContext, TableReader, several
 from millpond.steps.failure import (
     FAULTS,
     BadInput,
@@ -31,7 +32,6 @@ from millpond.steps.failure import (
 )
 from millpond.steps.verbs.external_lookup import ExternalLookup, fetched
 from millpond.steps.verbs.map_async import MapAsync, mapped
-from millpond.steps.verbs.table import Reader
 from millpond.task.keying import keyed
 from millpond.task.outbox import Leaving
 from millpond.task.readable import readable
@@ -95,11 +95,10 @@ class Router:
 
     def _put_aside(self, node: int, running: Running) -> None:
         """What a step has put aside goes to its side stream."""
-        for rows in (aside := getattr(running, "aside", [])):
+        for rows in running.take_side_rows():
             for reader in self.program.consumers[node]:
                 if isinstance(self.program.nodes[reader].op, g.SideOutput):
                     self.leave(reader, rows.copy())
-        aside.clear()
 
     def _take(self, node: g.Node, rows: Rows, source: int) -> None:
         op = node.op
@@ -429,7 +428,7 @@ class Router:
     def _deliver(self, node: g.Node, sink: str, rows: Rows) -> None:
         self.leaving.deliver(sink, rows, lambda: self._failed(node, sink, rows))
 
-    def begin(self, view: View, ends: list[Mark], tables: Callable[[str], Reader]) -> None:
+    def begin(self, view: View, ends: list[Mark], tables: Callable[[str], TableReader]) -> None:
         """Start the steps of this stage; `ends` are the marks of all nodes as the batch ends.
 
         `tables` gives what reads a table of an earlier stage.
@@ -440,29 +439,35 @@ class Router:
                 step = node.op.step
                 began = incoming(self.program, event_time, self._began, node.id)
                 end = incoming(self.program, event_time, ends, node.id)
-                turn = Turn(
-                    view,
-                    self.codec,
-                    self.failures,
-                    context.arrival,
-                    context.now,
-                    end.unit,
-                    began.at,
-                    at_end(end, event_time.final),
-                    end.at,
-                    event_time.final,
-                    lambda count, name=step.name: self.late.__setitem__(name, self.late.get(name, 0) + count),  # type: ignore[misc]
-                    None if node.op.table is None else self._reader(node.op.table, tables),
-                    event_time.details.get(step.name),
-                    node.id in self.program.leading_out,
+                time = BatchTime(
+                    now=context.now,
+                    unit=end.unit,
+                    start_watermark=began.at,
+                    end_watermark=at_end(end, event_time.final),
+                    expiry_watermark=end.at,
+                    is_final=event_time.final,
+                )
+                step_context = StepContext(
+                    view=view,
+                    codec=self.codec,
+                    failures=self.failures,
+                    time=time,
+                    arrival=context.arrival,
+                    previous_detail=event_time.details.get(step.name),
+                    count_late=partial(self._count_late, step.name),
+                    read_table=None if node.op.table is None else self._reader(node.op.table, tables),
+                    may_emit_in_parts=node.id in self.program.leading_out,
                 )
                 self.ended[node.id] = end.at
-                self.running[node.id] = step.start(turn)
+                self.running[node.id] = step.start(step_context)
 
-    def _reader(self, table: int, tables: Callable[[str], Reader]) -> Reader:
+    def _count_late(self, step: str, count: int) -> None:
+        self.late[step] = self.late.get(step, 0) + count
+
+    def _reader(self, table: int, tables: Callable[[str], TableReader]) -> TableReader:
         running, op = self.running.get(table), self.program.nodes[table].op
         assert isinstance(op, g.StatefulStep)
-        return tables(op.step.name) if running is None else running.rows_of  # type: ignore[attr-defined]
+        return tables(op.step.name) if running is None else running.read_rows
 
     def end(self) -> None:
         """All rows have come: every step does what is due, one after the other as their rows flow."""

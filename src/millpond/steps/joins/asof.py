@@ -8,14 +8,14 @@ from __future__ import annotations
 from millpond.codec import decode_key
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Made, Step, Turn
+from millpond.steps.base import KeyedRowBuilder, Running, Step, StepContext
 from millpond.steps.joins.buffer import Arrivals, Changes, Row, first_cell, kept, last_cell, nothing
 from millpond.steps.joins.pairs import Pairs
 from millpond.steps.joins.reach import LEFT, RIGHT, newest
 from millpond.timing import Unit, span
 
 
-class JoinAsof:
+class JoinAsof(Running):
     """Right rows are kept until the watermark is more than `keep` ahead of them; left rows only where they wait.
 
     All right rows of a batch have arrived before its left rows are looked at. A left row behind the watermark
@@ -23,16 +23,15 @@ class JoinAsof:
     whether there was one, and the row is late. A right row is late when no left row that is on time can reach it.
     """
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         self._is_left, self._wait = step.options["how"] == "left", step.options["wait"]
-        self._arrivals = Arrivals(step, turn)
-        self._pairs, self._changes = Pairs(step, turn), Changes()
+        self._arrivals = Arrivals(step, context)
+        self._pairs, self._changes = Pairs(step, context), Changes()
         self._late: list[Row] = []
-        self.aside = self._arrivals.aside
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
-        began, timed = self._turn.began, self._arrivals.timed(rows, side)
+        began, timed = self._context.time.start_watermark, self._arrivals.timed(rows, side)
         if timed is not None and timed.times is not None:
             oldest = None if began is None or side == LEFT else began - self._keep(timed.times.unit)
             self._arrivals.take_since(oldest, timed, side)
@@ -65,20 +64,20 @@ class JoinAsof:
 
     def _is_passed(self, row: Row) -> bool:
         """Whether all right rows have come that a left row may wait for."""
-        return self._turn.watermark is not None and row.at < self._turn.watermark
+        return self._context.time.end_watermark is not None and row.at < self._context.time.end_watermark
 
     def _is_over(self, row: Row, keep: int) -> bool:
         """Whether a right row is kept no longer; the end of the input alone makes none superfluous."""
-        return self._turn.expiry is not None and row.at + keep < self._turn.expiry
+        return self._context.time.expiry_watermark is not None and row.at + keep < self._context.time.expiry_watermark
 
     def _ready(self, keep: int) -> dict[bytes, list[Row]]:
         """The left rows that have waited and need wait no longer. Right rows that are over are dropped."""
         ready: dict[bytes, list[Row]] = {}
-        upto = self._turn.watermark
-        for entry in self._turn.view.due(self._step.name, upto) if upto is not None else ():
-            row = kept(entry, self._turn.codec)
+        upto = self._context.time.end_watermark
+        for entry in self._context.view.due(self._step.name, upto) if upto is not None else ():
+            row = kept(entry, self._context.codec)
             if row.side == RIGHT and not self._is_over(row, keep):
-                if not self._turn.final:  # the program keeps them longer than it did
+                if not self._context.time.is_final:  # the program keeps them longer than it did
                     self._changes.add(row.change(row.at + keep + 1))
                 continue
             self._changes.add(row.gone())
@@ -88,7 +87,7 @@ class JoinAsof:
 
     def _match(self, lefts: list[Row], rights: list[Row], keep: int) -> None:
         """Find the match of each row of one key, the newest first: what was found for one may be the next one's too."""
-        began, times = self._turn.began, [row.at for row in rights]
+        began, times = self._context.time.start_watermark, [row.at for row in rights]
         old: Row | None = None  # kept from an earlier batch
         for row in sorted(lefts, key=_cell, reverse=True):
             if old is None or old.at > row.at:
@@ -106,14 +105,17 @@ class JoinAsof:
                 self._pairs.add(row, found, row.order)
 
     def _last(self, key: bytes, first: int, last: int) -> Row | None:
-        entry = self._turn.view.last(self._step.name, key, first_cell(RIGHT, first), last_cell(RIGHT, last))
-        return None if entry is None else kept(entry, self._turn.codec)
+        entry = self._context.view.last(self._step.name, key, first_cell(RIGHT, first), last_cell(RIGHT, last))
+        return None if entry is None else kept(entry, self._context.codec)
 
     def _late_rows(self, unit: Unit) -> Rows:
-        made = Made(unit)
+        made = KeyedRowBuilder(unit)
         for row in sorted(self._late, key=lambda row: (row.order, row.cell)):
             made.add(row.key, decode_key(row.key), row.row, row.at, row.order)
         return made.rows()
+
+    def take_side_rows(self) -> list[Rows]:
+        return self._arrivals.take_late_rows()
 
     def changes(self) -> list[Change]:
         return self._changes.sorted()

@@ -19,7 +19,7 @@ from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.replica import Entry
 from millpond.rows.rows import Keys, Rows
-from millpond.steps.base import Step, Turn
+from millpond.steps.base import Step, StepContext
 from millpond.steps.failure import BadInput, own_copy
 from millpond.steps.joins.reach import SIDES
 from millpond.timing import MAX_TICKS, Times, Unit, difference
@@ -98,11 +98,11 @@ class Arrivals:
     Which side is pushed first, and in how many pieces, makes no difference.
     """
 
-    def __init__(self, step: Step, turn: Turn, watched: Sequence[bool] = (False, False)) -> None:
-        self._step, self._turn, self._watched = step, turn, watched
+    def __init__(self, step: Step, context: StepContext, watched: Sequence[bool] = (False, False)) -> None:
+        self._step, self._context, self._watched = step, context, watched
         self._rows: tuple[list[Row], list[Row]] = ([], [])
-        self.unit: Unit | None = turn.unit
-        self.aside: list[Rows] = []  # those that came too late
+        self.unit: Unit | None = context.time.unit
+        self._late_rows: list[Rows] = []
 
     def take_since(self, oldest: int | None, rows: Rows, side: int) -> None:
         """Rows of one side; those that are older than that go aside."""
@@ -115,7 +115,7 @@ class Arrivals:
 
     def take(self, rows: Rows, side: int) -> None:
         """Rows of one side that are not late."""
-        keys, codec = rows.keys, self._turn.codec
+        keys, codec = rows.keys, self._context.codec
         assert keys is not None and rows.times is not None
         self._agree(rows.times.unit, side)
         watched, found = self._watched[side], self._rows[side]
@@ -126,10 +126,15 @@ class Arrivals:
                 row.order, row.watched, row.is_open = int(order[i]), watched, watched
                 found.append(row)
 
+    def take_late_rows(self) -> list[Rows]:
+        """Return the rows that came too late since the last call."""
+        taken, self._late_rows = self._late_rows, []
+        return taken
+
     def put_aside(self, rows: Rows, side: int, **more: Sequence[Any]) -> None:
         """Rows that came too late for the watermark with which the batch began go to the side stream, each with its
         own key and time."""
-        began = self._turn.began
+        began = self._context.time.start_watermark
         assert rows.keys is not None and rows.times is not None and began is not None
         times, unit = rows.times.values.tolist(), rows.times.unit
         found = [
@@ -142,8 +147,8 @@ class Arrivals:
             }
             for i, row in enumerate(rows.data)
         ]
-        self.aside.append(rows.with_data(found))
-        self._turn.late(len(found))
+        self._late_rows.append(rows.with_data(found))
+        self._context.count_late(len(found))
 
     def timed(self, rows: Rows, side: int) -> Rows | None:
         """The rows as objects, if they have times; if not, each of them has failed."""
@@ -159,7 +164,7 @@ class Arrivals:
         for side, rows in enumerate(self._rows):
             rows.sort(key=lambda row: row.order)
             for n, row in enumerate(rows):
-                row.cell = b"%b%020d:%012d:%09d" % (_LETTERS[side], row.at + _MIDDLE, self._turn.arrival, n)
+                row.cell = b"%b%020d:%012d:%09d" % (_LETTERS[side], row.at + _MIDDLE, self._context.arrival, n)
                 found.setdefault(row.key, ([], []))[side].append(row)
         for sides in found.values():
             for rows in sides:
@@ -178,9 +183,9 @@ class Arrivals:
 
     def _encoded(self, rows: Rows) -> list[bytes | None]:
         """The rows as they are kept; one that cannot be has failed, before it meets anything."""
-        encode = self._turn.codec.encode
+        encode = self._context.codec.encode
         try:
-            return list(self._turn.codec.encode_many(rows.data))
+            return list(self._context.codec.encode_many(rows.data))
         except Exception:
             found: list[bytes | None] = []
             for i, row in enumerate(rows.data):
@@ -193,7 +198,7 @@ class Arrivals:
 
     def _fail(self, rows: Rows, i: int, row: Any, error: BaseException) -> None:
         assert rows.keys is not None
-        self._turn.failures.row(
+        self._context.failures.row(
             self._step.on_error, self._step.name, error, key=rows.keys.of(i), row=row, order=int(rows.order[i])
         )
 
@@ -223,8 +228,8 @@ class Changes:
         return [self._changes[at] for at in sorted(self._changes)]
 
 
-def read(turn: Turn, step: str, key: bytes, side: int, ranges: Iterable[tuple[int, int]]) -> Iterator[Row]:
+def read(context: StepContext, step: str, key: bytes, side: int, ranges: Iterable[tuple[int, int]]) -> Iterator[Row]:
     """The rows of a key that are kept and lie in these ranges of time, in order where the ranges are."""
     for first, last in ranges:
-        for entry in turn.view.range(step, key, first_cell(side, first), last_cell(side, last)):
-            yield kept(entry, turn.codec)
+        for entry in context.view.range(step, key, first_cell(side, first), last_cell(side, last)):
+            yield kept(entry, context.codec)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Step, Turn
+from millpond.steps.base import Running, Step, StepContext
 from millpond.steps.joins.buffer import Arrivals, Changes, Row, kept, nothing, read
 from millpond.steps.joins.pairs import Pairs
 from millpond.steps.joins.reach import LEFT, RIGHT, Reach
@@ -17,23 +17,21 @@ from millpond.timing import MAX_TICKS, Unit, span
 HOWS = {"inner": (False, False), "left": (True, False), "right": (False, True), "outer": (True, True)}
 
 
-class JoinInterval:
+class JoinInterval(Running):
     """Every row is kept until no partner can come any more; then it leaves, and comes out if it met none.
 
     A batch is looked at when all of its rows are there. Of a key's rows only those are read that are near a
     row of the batch, each once; what leaves is found by the index of what is due.
     """
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         self._outer = HOWS[step.options["how"]]
-        self._arrivals = Arrivals(step, turn, self._outer)
-        self._pairs, self._changes = Pairs(step, turn), Changes()
-        self.aside = self._arrivals.aside
-        self.closed: int | None = None  # how far the end of the input has let go of what no watermark had
+        self._arrivals = Arrivals(step, context, self._outer)
+        self._pairs, self._changes = Pairs(step, context), Changes()
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
-        began, timed = self._turn.began, self._arrivals.timed(rows, side)
+        began, timed = self._context.time.start_watermark, self._arrivals.timed(rows, side)
         if timed is not None and timed.times is not None:
             oldest = None if began is None else began - self._reach(timed.times.unit).grace
             self._arrivals.take_since(oldest, timed, side)
@@ -60,11 +58,11 @@ class JoinInterval:
         self, reach: Reach, key: bytes, lefts: list[Row], rights: list[Row], met: dict[tuple[bytes, bytes], Row]
     ) -> None:
         """The pairs of which at least one row is new."""
-        name, turn = self._step.name, self._turn
-        near = [*read(turn, name, key, RIGHT, reach.windows(LEFT, (row.at for row in lefts)))]
+        name, context = self._step.name, self._context
+        near = [*read(context, name, key, RIGHT, reach.windows(LEFT, (row.at for row in lefts)))]
         for ours, theirs in ((lefts, near), (lefts, rights)):
             self._meet(reach, ours, theirs, met)
-        near = [*read(turn, name, key, LEFT, reach.windows(RIGHT, (row.at for row in rights)))]
+        near = [*read(context, name, key, LEFT, reach.windows(RIGHT, (row.at for row in rights)))]
         self._meet(reach, near, rights, met)
 
     def _meet(self, reach: Reach, lefts: list[Row], rights: list[Row], met: dict[tuple[bytes, bytes], Row]) -> None:
@@ -78,7 +76,7 @@ class JoinInterval:
 
     def _settle(self, reach: Reach, new: list[Row], met: dict[tuple[bytes, bytes], Row]) -> None:
         """Keep what may still meet a partner, and let go of the rest."""
-        watermark, changes, outer = self._turn.watermark, self._changes, self._outer
+        watermark, changes, outer = self._context.time.end_watermark, self._changes, self._outer
         for row in new:
             due = reach.leaves(row.side, row.at)
             if watermark is None or due > watermark:
@@ -91,8 +89,8 @@ class JoinInterval:
             changes.add(row.change(reach.leaves(row.side, row.at)))
         if watermark is None:
             return
-        for entry in self._turn.view.due(self._step.name, watermark):
-            row = kept(entry, self._turn.codec)
+        for entry in self._context.view.due(self._step.name, watermark):
+            row = kept(entry, self._context.codec)
             due = reach.leaves(row.side, row.at)
             known = met.get((row.key, row.cell), row)
             if due > watermark:  # the program has grown more patient since the row was kept
@@ -105,11 +103,14 @@ class JoinInterval:
 
     def _ended(self, due: int) -> None:
         # Whoever could still have met the row comes too late from now on: it is not said twice what it met.
-        if self._turn.final and due < MAX_TICKS:
-            self.closed = due if self.closed is None else max(due, self.closed)
+        if self._context.time.is_final and due < MAX_TICKS:
+            self.closed_until = due if self.closed_until is None else max(due, self.closed_until)
 
     def _alone(self, row: Row, due: int) -> None:
         self._pairs.add_ending(row if row.side == LEFT else None, row if row.side == RIGHT else None, due)
+
+    def take_side_rows(self) -> list[Rows]:
+        return self._arrivals.take_late_rows()
 
     def changes(self) -> list[Change]:
         return self._changes.sorted()

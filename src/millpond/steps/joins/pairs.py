@@ -9,7 +9,7 @@ from typing import Any
 
 from millpond.codec import decode_key
 from millpond.rows.rows import ENDING, Rows
-from millpond.steps.base import Made, Step, Turn
+from millpond.steps.base import KeyedRowBuilder, Step, StepContext
 from millpond.steps.failure import FAULTS, own_copy
 from millpond.steps.joins.buffer import Row
 from millpond.steps.joins.merge import merged
@@ -26,8 +26,8 @@ class Pairs:
     does not depend on what merge does.
     """
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         self._merge = step.options["merge"] or merged
         self._found: list[Found] = []
 
@@ -46,7 +46,7 @@ class Pairs:
         self._found.append((place, due, one.key, *cells, left, right))
 
     def rows(self, unit: Unit | None) -> Rows:
-        made, names = Made(unit), dict[bytes, Any]()
+        made, names = KeyedRowBuilder(unit), dict[bytes, Any]()
         self._found.sort(key=lambda found: found[:5])
         for place, _, key, _, _, left, right in self._found:
             if key not in names:
@@ -61,7 +61,7 @@ class Pairs:
             try:
                 once()
             except FAULTS as error:
-                self._turn.failures.row(
+                self._context.failures.row(
                     self._step.on_error,
                     self._step.name,
                     error,

@@ -15,7 +15,7 @@ from typing import Any
 
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Step, Turn
+from millpond.steps.base import Running, Step, StepContext
 from millpond.steps.joins.buffer import Arrivals, Changes, Row, kept, nothing, read
 from millpond.steps.joins.interval import HOWS
 from millpond.steps.joins.pairs import Pairs
@@ -59,22 +59,20 @@ class Panes:
         return found[closed:], found[:closed]
 
 
-class JoinWindow:
+class JoinWindow(Running):
     """Rows are kept, once, until the last of their windows has closed. What pairs there are is seen when one closes.
 
     A row that comes too late for some of its windows counts in the others, and is put aside with those it missed.
     """
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         self._outer = HOWS[step.options["how"]]
-        self._arrivals = Arrivals(step, turn)
-        self._pairs, self._changes = Pairs(step, turn), Changes()
-        self.aside = self._arrivals.aside
-        self.closed: int | None = None  # how far the end of the input has closed what no watermark had
+        self._arrivals = Arrivals(step, context)
+        self._pairs, self._changes = Pairs(step, context), Changes()
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
-        began, timed = self._turn.began, self._arrivals.timed(rows, side)
+        began, timed = self._context.time.start_watermark, self._arrivals.timed(rows, side)
         if timed is not None and timed.times is not None:
             if began is not None:
                 timed = self._in_time(timed, side, began)
@@ -128,7 +126,7 @@ class JoinWindow:
         over: dict[Extent, int],
     ) -> None:
         """Note the windows of a new row, and keep it while one of them is open."""
-        windows, _ = panes.split(row.at, self._turn.began)
+        windows, _ = panes.split(row.at, self._context.time.start_watermark)
         for extent in windows:
             due = panes.closes(extent)
             if self._is_over(due):
@@ -140,20 +138,20 @@ class JoinWindow:
             self._changes.add(row.change(due))
 
     def _is_over(self, due: int) -> bool:
-        return self._turn.watermark is not None and due <= self._turn.watermark
+        return self._context.time.end_watermark is not None and due <= self._context.time.end_watermark
 
     def _open(self, opened: dict[tuple[bytes, bytes], int]) -> None:
-        known = self._turn.view.get_cells(self._step.name, [key for key, _ in opened], [cell for _, cell in opened])
+        known = self._context.view.get_cells(self._step.name, [key for key, _ in opened], [cell for _, cell in opened])
         for ((key, cell), due), value in zip(opened.items(), known, strict=True):
             if value is None:
                 self._changes.add(Change(key, cell, b"true", due))
 
     def _find_over(self, panes: Panes, over: dict[bytes, dict[Extent, int]]) -> None:
         """What is due: windows to close, and rows whose last window closes."""
-        watermark = self._turn.watermark
-        for entry in self._turn.view.due(self._step.name, watermark) if watermark is not None else ():
+        watermark = self._context.time.end_watermark
+        for entry in self._context.view.due(self._step.name, watermark) if watermark is not None else ():
             is_window = entry.cell.startswith(b"w:")
-            at = kept(entry, self._turn.codec).at if not is_window else 0
+            at = kept(entry, self._context.codec).at if not is_window else 0
             extent = extent_of(entry.cell)[:2] if is_window else panes.of(at)[-1]
             due = panes.closes(extent)
             if not self._is_over(due):  # the program has grown more patient since it was kept
@@ -167,7 +165,7 @@ class JoinWindow:
         """Bring the pairs of some windows of one key; its rows in them are read once."""
         ranges, sides = _together(windows), []
         for side in range(len(SIDES)):
-            held = read(self._turn, self._step.name, key, side, ranges)
+            held = read(self._context, self._step.name, key, side, ranges)
             sides.append(sorted([*held, *new[side]], key=lambda row: row.cell))
         times = [[row.at for row in rows] for rows in sides]
         for (start, end), due in windows.items():
@@ -183,8 +181,11 @@ class JoinWindow:
             if not lefts and self._outer[RIGHT]:
                 for right in rights:
                     self._pairs.add_ending(None, right, due)
-            if self._turn.final and due < MAX_TICKS:  # what comes after the end is late
-                self.closed = due if self.closed is None else max(due, self.closed)
+            if self._context.time.is_final and due < MAX_TICKS:  # what comes after the end is late
+                self.closed_until = due if self.closed_until is None else max(due, self.closed_until)
+
+    def take_side_rows(self) -> list[Rows]:
+        return self._arrivals.take_late_rows()
 
     def changes(self) -> list[Change]:
         return self._changes.sorted()

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from millpond.replica import Entry
-from millpond.steps.base import Step, Turn
+from millpond.steps.base import Step, StepContext
 from millpond.steps.state.named import Cells
 from millpond.steps.state.single import ABSENT, DROPPED, is_absent
 from millpond.steps.state.ttl import TTL, Now, Times
@@ -32,14 +32,14 @@ TIMERS = (b"t:", b"c:")  # cells that are no state, but timers
 class Entries(Cells):
     """The cells of a step, as they are at the time of the row at hand."""
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        super().__init__(step.name, turn.view, turn.codec)
-        self._turn = turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        super().__init__(step.name, context.view, context.codec)
+        self._context = context
         self._ttl: TTL | None = step.options.get("ttl")
         self._reads = self._ttl is not None and self._ttl.refresh == "read"
-        self.now = Now(turn, step.name)
-        before, after = (turn.previous or {}).get("ttl"), step.detail.get("ttl")
-        if turn.previous is not None and before != after:
+        self.now = Now(context, step.name)
+        before, after = (context.previous_detail or {}).get("ttl"), step.detail.get("ttl")
+        if context.previous_detail is not None and before != after:
             self._adopt(before, after)
 
     def read(self, cell: bytes) -> Any:
@@ -100,7 +100,7 @@ class Entries(Cells):
 
     def expire(self) -> None:
         """Take out of storage what is over by the end of the batch."""
-        for wall, upto in ((False, self._turn.expiry), (True, self._turn.wall)):
+        for wall, upto in ((False, self._context.time.expiry_watermark), (True, self._context.time.wall)):
             for _, key, cell in () if upto is None else self.all_due(upto, wall=wall):
                 self.turn_to(key)
                 self._remove(cell)
@@ -155,8 +155,12 @@ class Entries(Cells):
 
     def _adopt(self, before: dict[str, Any] | None, after: dict[str, Any] | None) -> None:
         new = None if after is None else self._ttl
-        basis = self._turn.began if self._turn.began is not None else self._turn.expiry
-        by_event = new is not None and new.clock != "processing" and self._turn.unit is not None
+        basis = (
+            self._context.time.start_watermark
+            if self._context.time.start_watermark is not None
+            else self._context.time.expiry_watermark
+        )
+        by_event = new is not None and new.clock != "processing" and self._context.time.unit is not None
         for entry in self._view.entries(self._step):
             if not _has_life(entry.cell) or self._has_own(entry):
                 continue
@@ -164,9 +168,9 @@ class Entries(Cells):
             if new is None:
                 times = _NEVER
             elif by_event:
-                assert self._turn.unit is not None
-                length = span(new.after, self._turn.unit, f"step {self._step!r}, ttl")
-                if entry.due is not None and before is not None and before["unit"] == self._turn.unit:
+                assert self._context.time.unit is not None
+                length = span(new.after, self._context.time.unit, f"step {self._step!r}, ttl")
+                if entry.due is not None and before is not None and before["unit"] == self._context.time.unit:
                     times = entry.due + length - before["after"], None
                 elif basis is not None:
                     times = basis + length, None
@@ -175,7 +179,7 @@ class Entries(Cells):
                 if entry.wall is not None and before is not None and before["unit"] == "instant":
                     times = None, entry.wall + length - before["after"]
                 else:
-                    times = None, self._turn.wall + length
+                    times = None, self._context.time.wall + length
             self.set_times(entry, times)
 
     def set_times(self, entry: Entry, times: Times) -> None:

@@ -13,10 +13,10 @@ from itertools import groupby
 from millpond.log.segment import Change
 from millpond.replica import Entry, View
 from millpond.rows.rows import Rows
-from millpond.steps.base import Running, Step, Turn
+from millpond.steps.base import Running, Step, StepContext
 from millpond.steps.state.migration import MARK, SINGLE, Migration
 
-Begin = Callable[[Step, Turn], Running]
+Begin = Callable[[Step, StepContext], Running]
 UNMARKED = "unmarked"  # what a batch is told of a step: the version of state that has no mark
 
 
@@ -147,21 +147,19 @@ class UpgradedView(View):
         return sorted(made, key=lambda change: change.cell)
 
 
-class Upgrading:
+class Upgrading(Running):
     """A step at work on state that is migrated lazily."""
 
-    def __init__(self, begin: Begin, step: Step, turn: Turn, view: UpgradedView) -> None:
-        self._view, self._inner = view, begin(step, replace(turn, view=view))
+    def __init__(self, begin: Begin, step: Step, context: StepContext, view: UpgradedView) -> None:
+        self._view, self._inner = view, begin(step, replace(context, view=view))
 
     def run(self, rows: Rows, side: int = 0) -> Rows | Iterator[Rows]:
         assert rows.keys is not None
         self._view.meet(rows.keys.encoded)  # what cannot be migrated ends the batch: it is no fault of a row's
         return self._inner.run(rows, side)
 
-    def rows_of(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As a table has it."""
-        found: list[bytes | None] = self._inner.rows_of(keys)  # type: ignore[attr-defined]
-        return found
+    def read_rows(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return self._inner.read_rows(keys)
 
     def end(self) -> Rows | list[Rows] | None:
         return self._inner.end()
@@ -178,7 +176,7 @@ def upgraded(view: View, step: Step, oldest: int | None, types: tuple[type, ...]
     return UpgradedView(view, step.name, migration)
 
 
-def begin_lazily(begin: Begin, step: Step, turn: Turn) -> Running:
+def begin_lazily(begin: Begin, step: Step, context: StepContext) -> Running:
     """A step at work: through an `UpgradedView` only where state of an older version may be."""
-    view = upgraded(turn.view, step, (turn.previous or {}).get(UNMARKED), turn.codec.types)
-    return Upgrading(begin, step, turn, view) if isinstance(view, UpgradedView) else begin(step, turn)
+    view = upgraded(context.view, step, (context.previous_detail or {}).get(UNMARKED), context.codec.types)
+    return Upgrading(begin, step, context, view) if isinstance(view, UpgradedView) else begin(step, context)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.errors import InvalidUse
-from millpond.steps.base import Turn
+from millpond.steps.base import StepContext
 from millpond.steps.state.expiring import Entries
 from millpond.steps.state.handle import cell_of, name_of
 from millpond.steps.state.single import is_absent
@@ -53,10 +53,10 @@ class Timers:
     [{'host': 'a', 'silent_since': 10}]
     """
 
-    __slots__ = ("_answered", "_cells", "_step", "_turn")
+    __slots__ = ("_answered", "_cells", "_context", "_step")
 
-    def __init__(self, cells: Entries, turn: Turn, step: str, answered: bool) -> None:
-        self._cells, self._turn, self._step, self._answered = cells, turn, step, answered
+    def __init__(self, cells: Entries, context: StepContext, step: str, answered: bool) -> None:
+        self._cells, self._context, self._step, self._answered = cells, context, step, answered
 
     def set(self, name: str, at: Any = None, after: Any = None, payload: Any = None) -> None:
         """Set a timer for an event time: `at` that time, or so long `after` the time of the row or timer at hand.
@@ -95,7 +95,7 @@ class Timers:
         """
         where = f"step {self._step!r}, timers.set_wall({name!r}, after)"
         found = duration(after, where)
-        when = self._turn.wall + span(found, "instant", where)
+        when = self._context.time.wall + span(found, "instant", where)
         self._put(CLOCK, name, as_user(when, "instant"), payload, wall=when)
 
     def cancel(self, name: str) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from millpond.errors import InvalidUse
-from millpond.steps.base import Step, Turn
+from millpond.steps.base import Step, StepContext
 from millpond.timing import Duration, Unit, duration, span
 
 Refresh = Literal["write", "read", "never"]
@@ -69,27 +69,27 @@ def checked_ttl(value: Any, where: str) -> TTL | None:
         raise InvalidUse(f"{where}: {error}") from None
 
 
-def is_mortal(step: Step, turn: Turn) -> bool:
+def is_mortal(step: Step, context: StepContext) -> bool:
     """Whether a step's state has, or had until now, a time at which it is over: only then the slower way is needed."""
-    return "ttl" in step.options or bool((turn.previous or {}).get("ttl"))
+    return "ttl" in step.options or bool((context.previous_detail or {}).get("ttl"))
 
 
 class Now:
     """The time that the row, or the timer, at hand has, for what lives on and for what is over."""
 
-    def __init__(self, turn: Turn, step: str) -> None:
-        self._turn, self._step = turn, step
+    def __init__(self, context: StepContext, step: str) -> None:
+        self._context, self._step = context, step
         self.time: int | None = None  # its own
-        self.event = turn.began  # as far as event time has come for it
-        self.wall = turn.wall
-        self.unit: Unit | None = turn.unit
+        self.event = context.time.start_watermark  # as far as event time has come for it
+        self.wall = context.time.wall
+        self.unit: Unit | None = context.time.unit
 
     def move(self, time: int | None, unit: Unit | None) -> None:
         """Go on to another row, of that event time if it has one."""
-        began = self._turn.began
+        began = self._context.time.start_watermark
         self.time = time
         self.event = began if time is None else time if began is None or time > began else began
-        self.unit = unit or self._turn.unit
+        self.unit = unit or self._context.time.unit
 
     def over(self, times: Times) -> bool:
         """Whether an entry with such times has ceased to be."""

@@ -10,25 +10,25 @@ from typing import Any
 from millpond.aggregations import Aggregation, result_of
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Step, Turn, each_row
+from millpond.steps.base import Outputs, Running, Step, StepContext, each_row
 from millpond.steps.state.expiring import Entries
 from millpond.steps.state.single import Packed, Values, is_absent
 from millpond.steps.state.ttl import is_mortal
 
 
-class Aggregate:
+class Aggregate(Running):
     """One value per key: the accumulators by name, each beside the kind that it belongs to.
 
     An aggregation that is new, or of another kind than the one that kept the accumulator, begins anew and
     leaves the others alone.
     """
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         self._aggregations: dict[str, Aggregation] = step.options["aggregations"]
         self._names: tuple[str, ...] = step.options["key_names"]
-        self._cells = Entries(step, turn) if is_mortal(step, turn) else None
-        self._values = Values(step.name, turn.view, turn.codec)
+        self._cells = Entries(step, context) if is_mortal(step, context) else None
+        self._values = Values(step.name, context.view, context.codec)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
         return self._run_lasting(rows) if self._cells is None else self._run_mortal(rows, self._cells)
@@ -42,12 +42,12 @@ class Aggregate:
 
         def once(i: int, k: int, row: Any) -> None:
             old = states[k]
-            kept = self._turn.codec.decode(old.data) if old.__class__ is Packed else {}
+            kept = self._context.codec.decode(old.data) if old.__class__ is Packed else {}
             output = self._update(kept, keys.objects[k], row, None if rows.times is None else rows.times[i])
             states[k] = self._values.pack(kept, old)
             found.add(i, output)
 
-        each_row(self._step, self._turn, rows, once)
+        each_row(self._step, self._context, rows, once)
         self._values.save(keys.encoded, before, states)
         return found.rows()
 
@@ -69,7 +69,7 @@ class Aggregate:
             cells.keep()
             found.add(i, output)
 
-        each_row(self._step, self._turn, rows, once)
+        each_row(self._step, self._context, rows, once)
         return found.rows()
 
     def _update(self, kept: dict[str, Any], key: Any, row: Any, time: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Step, Turn, each_row, several
+from millpond.steps.base import Outputs, Running, Step, StepContext, each_row, several
 from millpond.steps.state.expiring import Entries
 from millpond.steps.state.handle import State
 
@@ -46,20 +46,20 @@ EMITS: dict[str, Emit] = {
 }
 
 
-class Apply:
+class Apply(Running):
     """Named state per key. A row whose function raises has written nothing, and is as it was."""
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         self._f, self._emit = step.options["f"], EMITS[step.kind]
-        self._cells = Entries(step, turn)
+        self._cells = Entries(step, context)
         self._state = State(self._cells)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
         found, keys = Outputs(rows), rows.keys
         assert keys is not None
         cells, state = self._cells, self._state
-        state.watermark = self._turn.shown_watermark
+        state.watermark = self._context.time.shown_watermark
         times = rows.times
         ticks, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
 
@@ -76,7 +76,7 @@ class Apply:
             cells.keep()
             found.add_all(i, outputs)
 
-        each_row(self._step, self._turn, rows, once)
+        each_row(self._step, self._context, rows, once)
         return found.rows()
 
     def end(self) -> None:

@@ -12,7 +12,7 @@ from millpond.codec import encode_key
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Step, Turn, each_row
+from millpond.steps.base import Outputs, Running, Step, StepContext, each_row
 from millpond.steps.state.expiring import Entries
 from millpond.steps.state.handle import cell_of
 from millpond.steps.state.single import is_absent
@@ -23,18 +23,18 @@ _SEEN = cell_of("m", "seen") + b":"  # and the id
 _ONCE = cell_of("v", "seen")  # where the key itself is the id
 
 
-class Deduplicate:
+class Deduplicate(Running):
     """Per key a map of the ids seen, with the time of the row that passed; a row that is let go changes nothing.
 
     An id lives as an entry with `mp.ttl(within, refresh="never")` does.
     """
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         self._by, self._within = step.options["by"], step.options["within"]
-        self._cells = Entries(step, turn)
-        before = (turn.previous or {}).get("within")
-        if turn.previous is not None and before != step.detail.get("within"):
+        self._cells = Entries(step, context)
+        before = (context.previous_detail or {}).get("within")
+        if context.previous_detail is not None and before != step.detail.get("within"):
             self._adopt(before)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
@@ -46,7 +46,7 @@ class Deduplicate:
         def once(i: int, k: int, row: Any) -> None:
             cells.turn_to(keys.encoded[k])
             cells.now.move(None if values is None else values[i], unit)
-            time = as_datetime(self._turn.now) if times is None else times[i]
+            time = as_datetime(self._context.time.now) if times is None else times[i]
             cell = _ONCE if self._by is None else _SEEN + encode_key(self._by(row))
             seen = cells.value(cell)
             if not is_absent(seen):
@@ -56,7 +56,7 @@ class Deduplicate:
             cells.keep()
             found.add(i, row)
 
-        each_row(self._step, self._turn, rows, once)
+        each_row(self._step, self._context, rows, once)
         return found.rows()
 
     def _check_unit(self, seen: Time, time: Time) -> None:
@@ -68,16 +68,16 @@ class Deduplicate:
 
     def _adopt(self, before: int | None) -> None:
         """Give the ids that were seen under another `within` new times, counted from when they were seen."""
-        for entry in self._turn.view.entries(self._step.name):
+        for entry in self._context.view.entries(self._step.name):
             times: Times = (None, None)
             if self._within is not None:
-                seen = as_time(self._turn.codec.decode(entry.value))
+                seen = as_time(self._context.codec.decode(entry.value))
                 length = span(self._within, unit_of(seen), f"deduplicate({self._step.name!r}, within)")
                 if before is not None:
                     due, wall = (None if at is None else at - before + length for at in (entry.due, entry.wall))
                     times = due, wall
                 else:
-                    is_timed = self._turn.unit is not None
+                    is_timed = self._context.time.unit is not None
                     times = (ticks(seen) + length, None) if is_timed else (None, ticks(seen) + length)
             self._cells.set_times(entry, times)
 

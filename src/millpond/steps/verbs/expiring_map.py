@@ -7,7 +7,7 @@ from typing import Any
 from millpond.codec import copy_value
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Step, Turn, each_row
+from millpond.steps.base import Outputs, Running, Step, StepContext, each_row
 from millpond.steps.state.expiring import Entries
 from millpond.steps.state.single import is_absent
 from millpond.steps.state.ttl import is_mortal
@@ -16,13 +16,13 @@ from millpond.steps.verbs.stateful_map import StatefulMap, pair
 _WHOLE = b""  # the one cell of a key
 
 
-class ExpiringMap:
+class ExpiringMap(Running):
     """Every call is a write, also of the same state: it lets the state live on, where writes do."""
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         self._f, self._initial = step.options["f"], step.options["initial"]
-        self._cells = Entries(step, turn)
+        self._cells = Entries(step, context)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
         found, keys, cells, times = Outputs(rows), rows.keys, self._cells, rows.times
@@ -48,7 +48,7 @@ class ExpiringMap:
             if output is not None:
                 found.add(i, output)
 
-        each_row(self._step, self._turn, rows, once)
+        each_row(self._step, self._context, rows, once)
         return found.rows()
 
     def end(self) -> None:
@@ -58,6 +58,6 @@ class ExpiringMap:
         return self._cells.changes()
 
 
-def begin(step: Step, turn: Turn) -> StatefulMap | ExpiringMap:
+def begin(step: Step, context: StepContext) -> StatefulMap | ExpiringMap:
     """A step at work: the slower one only where state has, or had until now, a time at which it is over."""
-    return ExpiringMap(step, turn) if is_mortal(step, turn) else StatefulMap(step, turn)
+    return ExpiringMap(step, context) if is_mortal(step, context) else StatefulMap(step, context)

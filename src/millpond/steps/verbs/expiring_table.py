@@ -7,23 +7,23 @@ from typing import Any
 
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Step, Turn, each_row
+from millpond.steps.base import Running, Step, StepContext, each_row
 from millpond.steps.state.expiring import Entries
 from millpond.steps.state.single import Packed, is_absent
 from millpond.steps.state.ttl import is_mortal
 from millpond.steps.verbs.table import ROW, TIME, Table
 
 
-class ExpiringTable:
+class ExpiringTable(Running):
     """Every row that is the latest is a write, also of the same: it lets the key live on, where writes do.
 
     What is over by the end of the batch leaves before anyone looks into the table.
     """
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         self._deleted: Callable[[Any], Any] | None = step.options["deleted"]
-        self._cells = Entries(step, turn)
+        self._cells = Entries(step, context)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
         keys, cells, times, deleted = rows.keys, self._cells, rows.times, self._deleted
@@ -51,10 +51,10 @@ class ExpiringTable:
                 raise
             cells.keep()
 
-        each_row(self._step, self._turn, rows, once)
+        each_row(self._step, self._context, rows, once)
         return Rows([], [])
 
-    def rows_of(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def read_rows(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The rows of some keys as they are now, encoded; for who looks them up in the same stage."""
         return [self._row_of(key) for key in keys]
 
@@ -63,7 +63,7 @@ class ExpiringTable:
         found = self._cells.read(ROW)
         if is_absent(found):
             return None
-        return found.data if found.__class__ is Packed else self._turn.codec.encode(found)
+        return found.data if found.__class__ is Packed else self._context.codec.encode(found)
 
     def end(self) -> None:
         self._cells.expire()
@@ -72,6 +72,6 @@ class ExpiringTable:
         return self._cells.changes()
 
 
-def begin(step: Step, turn: Turn) -> Table | ExpiringTable:
+def begin(step: Step, context: StepContext) -> Table | ExpiringTable:
     """A table at work: the slower one only where rows have, or had until now, a time at which they are over."""
-    return ExpiringTable(step, turn) if is_mortal(step, turn) else Table(step, turn)
+    return ExpiringTable(step, context) if is_mortal(step, context) else Table(step, context)

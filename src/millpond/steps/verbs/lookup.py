@@ -14,7 +14,7 @@ from millpond.codec import Unreadable, copy_value, decode_key, encode_key, encod
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Step, Turn
+from millpond.steps.base import Running, Step, StepContext
 from millpond.steps.failure import FAULTS, BadInput, OnError, is_needed_again, own_copy, unreadable
 from millpond.steps.joins.merge import merged
 
@@ -25,11 +25,11 @@ Merge = Callable[[Any, Any], Any]
 MISSING: Any = object()  # no row of a table
 
 
-class Lookup:
+class Lookup(Running):
     """Holds its rows back until the table has all changes of the batch; it keeps no state."""
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         self._on: On | None = step.options["on"]
         self._waiting: list[Rows] = []
 
@@ -42,7 +42,7 @@ class Lookup:
         return [self._met(rows.as_objects()) for rows in waiting]
 
     def _met(self, rows: Rows) -> Rows:
-        step, table = self._step, self._turn.table
+        step, table = self._step, self._context.read_table
         assert table is not None
         failed = self._failed(rows)
         if self._on is None:
@@ -55,7 +55,7 @@ class Lookup:
                 failed = self._failed(rows)
             place = {key: i for i, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
             distinct, index = list(place), [-1 if key is None else place[key] for key in keys]
-        found, decode = table(distinct), self._turn.codec.decode
+        found, decode = table(distinct), self._context.codec.decode
         decoded: dict[int, Any] = {}
 
         def right(i: int) -> Any:
@@ -75,7 +75,7 @@ class Lookup:
     def _failed(self, rows: Rows) -> Failed:
         def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None) -> None:
             key = None if rows.keys is None else rows.keys.of(i)
-            self._turn.failures.row(
+            self._context.failures.row(
                 self._step.on_error, self._step.name, error, key=key, row=row, order=rows.order[i], again=again
             )
 

@@ -23,7 +23,7 @@ from millpond.codec import decode_key
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import ENDING, Rows
-from millpond.steps.base import Made, Outputs, Step, Turn, each_row
+from millpond.steps.base import KeyedRowBuilder, Outputs, Running, Step, StepContext, each_row
 from millpond.steps.failure import FAULTS, stopped
 from millpond.steps.state.expiring import Entries
 from millpond.steps.state.handle import State
@@ -62,23 +62,23 @@ def outputs_of(result: Any) -> Iterable[Any]:
     return (result,)
 
 
-class Process:
+class Process(Running):
     """Named state and timers per key. A row or a timer whose method raises has written and set nothing."""
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         try:
             self._processor = step.options["make"]()
         except FAULTS as error:
-            raise stopped(step.name, error, turn.failures.batch) from error
+            raise stopped(step.name, error, context.failures.batch) from error
         if not callable(getattr(self._processor, "on_row", None)):
             raise InvalidUse(
                 f"process({step.name!r}): expected what the function makes to have a method "
                 f"on_row(key, row, state, timers), got {self._processor!r}"
             )
-        self._cells = Entries(step, turn)
+        self._cells = Entries(step, context)
         self._state = State(self._cells)
-        self._timers = Timers(self._cells, turn, step.name, hasattr(self._processor, "on_timer"))
+        self._timers = Timers(self._cells, context, step.name, hasattr(self._processor, "on_timer"))
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
         found, keys, times = Outputs(rows), rows.keys, rows.times
@@ -91,12 +91,12 @@ class Process:
             self._cells.now.move(None if ticks is None else ticks[i], unit)
             found.add_all(i, self._call(self._processor.on_row, key, row))
 
-        each_row(self._step, self._turn, rows, once)
+        each_row(self._step, self._context, rows, once)
         return found.rows()
 
     def _go_to(self, encoded: bytes, key: Any) -> Any:
         self._cells.turn_to(encoded)
-        self._state.key, self._state.watermark = key, self._turn.shown_watermark
+        self._state.key, self._state.watermark = key, self._context.time.shown_watermark
         return key
 
     def _call(self, method: Callable[..., Any], key: Any, about: Any) -> Iterable[Any]:
@@ -112,17 +112,21 @@ class Process:
 
     def end(self) -> Rows | None:
         """Fire what is due, in the order of time; then take out what is over."""
-        turn, made = self._turn, Made(self._turn.unit)
+        context, made = self._context, KeyedRowBuilder(self._context.time.unit)
         fired: dict[tuple[int, bytes, bytes], int] = {}  # of those that were set in this very batch
         while True:
-            due = None if turn.expiry is None else self._cells.pop_due(turn.expiry, beginning=EVENT)
-            due = due or self._cells.pop_due(turn.wall, wall=True, beginning=CLOCK)
+            due = (
+                None
+                if context.time.expiry_watermark is None
+                else self._cells.pop_due(context.time.expiry_watermark, beginning=EVENT)
+            )
+            due = due or self._cells.pop_due(context.time.wall, wall=True, beginning=CLOCK)
             if due is None:
                 break
             if self._cells.current(*due[1:]) is not None:
                 fired[due] = fired.get(due, 0) + 1
             self._fire(*due, made, endless=fired.get(due, 0) > MOST_AT_ONCE)
-        if turn.final:
+        if context.time.is_final:
             # Every timer that is set fires now, once. What these set for a later time stays: it may do so for ever.
             for at, key, cell in self._cells.all_due(MAX_TICKS, beginning=EVENT):
                 self._cells.turn_to(key)
@@ -132,16 +136,16 @@ class Process:
         rows = made.rows()
         return rows if len(rows) else None
 
-    def _fire(self, at: int, encoded: bytes, cell: bytes, made: Made, endless: bool = False) -> None:
+    def _fire(self, at: int, encoded: bytes, cell: bytes, made: KeyedRowBuilder, endless: bool = False) -> None:
         """Call `on_timer`. The timer is used up, whatever comes of it, unless the batch does not count."""
-        turn, key, is_done = self._turn, decode_key(encoded), False
-        time = at if cell.startswith(EVENT) else turn.expiry
+        context, key, is_done = self._context, decode_key(encoded), False
+        time = at if cell.startswith(EVENT) else context.time.expiry_watermark
 
         def once() -> None:
             nonlocal is_done
             self._go_to(encoded, key)
-            self._cells.now.move(time, turn.unit)
-            self._state.time = None if time is None or turn.unit is None else as_user(time, turn.unit)
+            self._cells.now.move(time, context.time.unit)
+            self._state.time = None if time is None or context.time.unit is None else as_user(time, context.time.unit)
             timer = held(self._cells, cell)
             if endless:
                 raise InvalidUse(
@@ -160,7 +164,9 @@ class Process:
             assert timer is not None
             row = {"timer": timer.name, "at": timer.at, "payload": timer.payload}
             again = None if endless else once
-            turn.failures.row(self._step.on_error, self._step.name, error, key=key, row=row, order=ENDING, again=again)
+            context.failures.row(
+                self._step.on_error, self._step.name, error, key=key, row=row, order=ENDING, again=again
+            )
             if not is_done:
                 self._go_to(encoded, key)
                 self._cells.drop(cell)

@@ -18,25 +18,25 @@ from millpond.codec.refusal import short
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Step, Turn
+from millpond.steps.base import Outputs, Running, Step, StepContext
 from millpond.steps.failure import FAULTS, is_needed_again, own_copy
 from millpond.steps.state.single import ABSENT, DROPPED, EASY, Packed, Values
 
 
-class StatefulMap:
+class StatefulMap(Running):
     """One value per key; `None` as the new state drops it, `None` as the output emits nothing."""
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         self._f, self._initial = step.options["f"], step.options["initial"]
-        self._values = Values(step.name, turn.view, turn.codec)
+        self._values = Values(step.name, context.view, context.codec)
 
     def run(self, rows: Rows, side: int = 0) -> Iterator[Rows]:
         keys = rows.keys
         assert keys is not None
         before = self._values.load(keys.encoded)
         states, names = list(before), keys.objects
-        if self._turn.in_parts:
+        if self._context.may_emit_in_parts:
             yield from (self._outputs(part, names, states) for part in rows.parts())
         else:
             yield self._outputs(rows, names, states)
@@ -47,7 +47,7 @@ class StatefulMap:
         assert rows.keys is not None
         outputs: list[Any] = []  # one for every row, None where there is none
         objects, index = rows.objects(), rows.keys.index
-        f, first, pack, decode = self._f, self._first, self._values.pack, self._turn.codec.decode
+        f, first, pack, decode = self._f, self._first, self._values.pack, self._context.codec.decode
         emit = outputs.append
 
         def once(k: int, row: Any) -> None:
@@ -88,7 +88,7 @@ class StatefulMap:
                 break
             except FAULTS as error:
                 i = len(outputs)
-                self._turn.failures.row(
+                self._context.failures.row(
                     self._step.on_error,
                     self._step.name,
                     error,
@@ -109,9 +109,6 @@ class StatefulMap:
 
     def _first(self) -> Any:
         return self._initial() if callable(self._initial) else copy_value(self._initial)
-
-    def end(self) -> None:
-        return None
 
     def changes(self) -> list[Change]:
         return self._values.changes()

@@ -16,18 +16,16 @@ from typing import Any
 
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Step, Turn, each_row
+from millpond.steps.base import Running, Step, StepContext, each_row
 
 ROW, TIME = b"", b"@"
 
-Reader = Callable[[Sequence[bytes]], list[bytes | None]]  # keys to their rows in a table, encoded
 
-
-class Table:
+class Table(Running):
     """The latest row per key: the newest by event time where rows have one, and of those the last to arrive."""
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self._step, self._turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self._step, self._context = step, context
         self._deleted: Callable[[Any], Any] | None = step.options["deleted"]
         self._rows: dict[bytes, bytes | None] = {}
         self._times: dict[bytes, bytes | None] = {}
@@ -41,7 +39,7 @@ class Table:
         self._load(keys.encoded)
         if ticks is not None:
             self._load_times(keys.encoded)
-        encode, deleted, held, times = self._turn.codec.encode, self._deleted, self._rows, self._times
+        encode, deleted, held, times = self._context.codec.encode, self._deleted, self._rows, self._times
 
         def once(i: int, k: int, row: Any) -> None:
             key = keys.encoded[k]
@@ -51,21 +49,21 @@ class Table:
             if ticks is not None:
                 times[key] = b"%d" % ticks[i]
 
-        each_row(self._step, self._turn, rows, once)
+        each_row(self._step, self._context, rows, once)
         return Rows([], [])
 
-    def rows_of(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def read_rows(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The rows of some keys as they are now, encoded; for who looks them up in the same stage."""
         held = self._rows
-        committed = iter(self._turn.view.get_many(self._step.name, [key for key in keys if key not in held]))
+        committed = iter(self._context.view.get_many(self._step.name, [key for key in keys if key not in held]))
         return [held[key] if key in held else next(committed) for key in keys]
 
     def end(self) -> None:
         """Forget the times of deletions that no row can be older than any more."""
-        upto = self._turn.expiry
+        upto = self._context.time.expiry_watermark
         if upto is None:
             return
-        over = {entry.key for entry in self._turn.view.due(self._step.name, upto)} - self._times.keys()
+        over = {entry.key for entry in self._context.view.due(self._step.name, upto)} - self._times.keys()
         self._load(sorted(over))
         self._load_times(sorted(over))
         for key, time in self._times.items():
@@ -85,12 +83,12 @@ class Table:
 
     def _load(self, keys: Sequence[bytes]) -> None:
         fresh = [key for key in keys if key not in self._rows]
-        found = dict(zip(fresh, self._turn.view.get_many(self._step.name, fresh), strict=True))
+        found = dict(zip(fresh, self._context.view.get_many(self._step.name, fresh), strict=True))
         self._rows.update(found)
         self._before.update(found)
 
     def _load_times(self, keys: Sequence[bytes]) -> None:
         fresh = [key for key in keys if key not in self._times]
-        found = self._turn.view.get_cells(self._step.name, fresh, [TIME] * len(fresh))
+        found = self._context.view.get_cells(self._step.name, fresh, [TIME] * len(fresh))
         self._times.update(zip(fresh, found, strict=True))
         self._times_before.update(zip(fresh, found, strict=True))

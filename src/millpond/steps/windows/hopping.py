@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millpond.replica import Entry
-from millpond.steps.base import Step, Turn
+from millpond.steps.base import Step, StepContext
 from millpond.steps.windows.assigner import closing, places_of, starts_of
 from millpond.steps.windows.cell_names import GLOBAL, extent_of, window_cell
 from millpond.steps.windows.open_window import Window
@@ -17,9 +17,9 @@ from millpond.timing import MAX_TICKS, Unit
 class Placed(Windows):
     """Windows that are found by their names."""
 
-    def __init__(self, step: Step, turn: Turn) -> None:
+    def __init__(self, step: Step, context: StepContext) -> None:
         self._met: dict[bytes, dict[bytes, Window]] = {}
-        super().__init__(step, turn)
+        super().__init__(step, context)
 
     def find(self, key: bytes, cell: bytes, start: int | None, end: int | None, saved: Saved) -> Window:
         """The window of this name, a new one if there is none; saved."""
@@ -28,7 +28,7 @@ class Placed(Windows):
             met = self._met[key] = {}
         w = met.get(cell)
         if w is None:
-            data = self.turn.view.get(self.step.name, key, cell)
+            data = self.context.view.get(self.step.name, key, cell)
             w = Window(key, cell, start, end)
             if data is not None:
                 w = self.accumulators.decode(key, cell, start, end, data)
@@ -68,7 +68,7 @@ class Placed(Windows):
         return self._among(key, b"w:", b"w:~")
 
     def _among(self, key: bytes, first: bytes, last: bytes) -> list[Window]:
-        for entry in list(self.turn.view.range(self.step.name, key, first, last)):
+        for entry in list(self.context.view.range(self.step.name, key, first, last)):
             if self.met(key, entry.cell) is None:
                 self.take(entry)
         met = self._met.get(key, {})

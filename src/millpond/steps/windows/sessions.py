@@ -10,7 +10,7 @@ from typing import Any
 
 from millpond.replica import Entry
 from millpond.rows.rows import Rows
-from millpond.steps.base import Step, Turn
+from millpond.steps.base import Step, StepContext
 from millpond.steps.failure import FAULTS
 from millpond.steps.windows.assigner import closing_inclusive
 from millpond.steps.windows.cell_names import extent_of, session_cell, text_of
@@ -50,13 +50,13 @@ class Sessions(Windows):
 
     MERGING = True
 
-    def __init__(self, step: Step, turn: Turn) -> None:
+    def __init__(self, step: Step, context: StepContext) -> None:
         self._met: dict[bytes, _Met] = {}
         # A row that is late unless a later row of its batch leads to an open session waits for the end of the batch,
         # and so do all rows of its key that come after it: they count in the order of arrival.
         self._waiting: dict[bytes, list[_Waiting]] = {}
         self._certain = False
-        super().__init__(step, turn)
+        super().__init__(step, context)
 
     def measure(self, unit: Unit) -> None:
         self.gap, self.grace = self.span(self.window.gap, "gap"), self.span(self.grace_given, "grace")
@@ -140,7 +140,7 @@ class Sessions(Windows):
     def _read(self, key: bytes, met: _Met, first: int, last: int) -> None:
         assert self.unit is not None
         begin = b"s:" + text_of(first, self.unit)
-        for entry in self.turn.view.range(self.step.name, key, begin, b"s:~"):
+        for entry in self.context.view.range(self.step.name, key, begin, b"s:~"):
             start, _, _ = extent_of(entry.cell)
             if start > last:
                 return
@@ -181,7 +181,7 @@ class Sessions(Windows):
 
     def _upto(self, key: bytes, last: bytes) -> list[Window]:
         met = self._met.setdefault(key, _Met())
-        for entry in list(self.turn.view.range(self.step.name, key, b"s:", last)):
+        for entry in list(self.context.view.range(self.step.name, key, b"s:", last)):
             if entry.cell not in met.cells:
                 self._keep(met, entry)
         return [w for w in met.live if w.cell <= last]
@@ -210,7 +210,7 @@ class Sessions(Windows):
         try:
             self.one(each.rows, each.place, key, each.at, each.row)
         except FAULTS as error:
-            self.turn.failures.row(
+            self.context.failures.row(
                 self.step.on_error,
                 self.step.name,
                 error,

@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any
 
 from millpond.replica import Entry
-from millpond.steps.base import Step, Turn
+from millpond.steps.base import Step, StepContext
 from millpond.steps.windows.assigner import closing_inclusive
 from millpond.steps.windows.cell_names import extent_of, text_of, time_cell, time_of, window_cell
 from millpond.steps.windows.open_window import Accumulators, Window
@@ -43,17 +43,17 @@ class Slides(Windows):
 
     MERGING = True
 
-    def __init__(self, step: Step, turn: Turn) -> None:
+    def __init__(self, step: Step, context: StepContext) -> None:
         self._met: dict[bytes, _Met] = {}
         self._over: list[Window] = []  # parts that no window needs any more
         self._blocks: Blocks | None = None
-        super().__init__(step, turn)
+        super().__init__(step, context)
         self._lazy = not self.trigger.causes
 
     def measure(self, unit: Unit) -> None:
         self.size, self.grace = self.span(self.window.size, "size"), self.span(self.grace_given, "grace")
-        blocks = Blocks(self.step.name, self.turn.view, self.accumulators, self.size, unit)
-        before, now = self.turn.previous or {}, self.step.detail
+        blocks = Blocks(self.step.name, self.context.view, self.accumulators, self.size, unit)
+        before, now = self.context.previous_detail or {}, self.step.detail
         if any(before.get(what) != now.get(what) for what in ("window", "grace", "clock")):
             blocks.drop_all()
         # By the clock of a key all parts that are over are met anyway; what is collected is read part by part.
@@ -126,7 +126,7 @@ class Slides(Windows):
         met, cell = self._met[key], window_cell(at - self.size, at, self.unit)
         w = met.windows.get(cell)
         if w is None:
-            data = self.turn.view.get(self.step.name, key, cell)
+            data = self.context.view.get(self.step.name, key, cell)
             w = Window(key, cell, at - self.size, at)
             if data is not None:
                 w = self.accumulators.decode(key, cell, at - self.size, at, data)
@@ -160,7 +160,7 @@ class Slides(Windows):
     def _read(self, key: bytes, met: _Met, first: int, last: int) -> None:
         assert self.unit is not None
         begin, end = time_cell(first, self.unit), time_cell(last, self.unit)
-        for entry in self.turn.view.range(self.step.name, key, begin, end):
+        for entry in self.context.view.range(self.step.name, key, begin, end):
             self._keep(met, entry)
 
     def _keep(self, met: _Met, entry: Entry) -> Window:
@@ -190,7 +190,11 @@ class Slides(Windows):
             super().close(w, shown)
 
     def _upto(self, key: bytes) -> int:
-        mark = self.marks.newest(key) if self.by_key and not self.turn.final else self.turn.watermark
+        mark = (
+            self.marks.newest(key)
+            if self.by_key and not self.context.time.is_final
+            else self.context.time.end_watermark
+        )
         return -(1 << 63) if mark is None else mark
 
     def passed(self) -> None:
@@ -287,7 +291,7 @@ class Slides(Windows):
 
     def open(self, key: bytes) -> list[Window]:
         met = self._met.setdefault(key, _Met())
-        for entry in list(self.turn.view.range(self.step.name, key, b"w:", b"w:~")):
+        for entry in list(self.context.view.range(self.step.name, key, b"w:", b"w:~")):
             if entry.cell not in met.windows:
                 self.take(entry)
         return [w for _, w in sorted(met.windows.items()) if w.alive]
@@ -295,7 +299,7 @@ class Slides(Windows):
     def ended(self, key: bytes, newest: int) -> list[Window]:
         assert self.unit is not None
         met = self._met.setdefault(key, _Met())
-        for entry in list(self.turn.view.range(self.step.name, key, b"t:", b"t:" + text_of(newest, self.unit))):
+        for entry in list(self.context.view.range(self.step.name, key, b"t:", b"t:" + text_of(newest, self.unit))):
             self._keep(met, entry)
         windows = [] if self._lazy else [w for w in self.open(key) if w.end is not None and w.end <= newest]
         return [*windows, *(met.parts[t] for t in met.times[: bisect_right(met.times, newest)])]

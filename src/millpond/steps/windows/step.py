@@ -8,7 +8,7 @@ windows, is done or not done as a whole: where a function of the user's raises, 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from typing import Any
@@ -17,7 +17,7 @@ from millpond.codec import copy_value, decode_key
 from millpond.log.segment import Change
 from millpond.replica import Entry
 from millpond.rows.rows import ENDING, Rows
-from millpond.steps.base import Made, Step, Turn, each_row
+from millpond.steps.base import KeyedRowBuilder, Running, Step, StepContext, each_row
 from millpond.steps.failure import FAULTS, BadInput
 from millpond.steps.verbs.aggregate import key_fields
 from millpond.steps.windows.key_state import Marks
@@ -29,14 +29,14 @@ from millpond.timing import MAX_TICKS, Time, Unit, as_user, difference, span
 Saved = list[Any]  # what a row has touched, as it was
 
 
-class Windows(ABC):
+class Windows(Running):
     """A window step at work on one batch of one partition. Each kind of window is a class that goes on from here."""
 
     MERGING = False  # whether windows join
     TIMED = True  # whether windows begin and end by time
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        self.step, self.turn = step, turn
+    def __init__(self, step: Step, context: StepContext) -> None:
+        self.step, self.context = step, context
         options = step.options
         self.window, self.grace_given = options["window"], options["grace"]
         self.trigger: Trigger = options["trigger"]
@@ -44,23 +44,22 @@ class Windows(ABC):
         self.by_key: bool = options["clock"] == "key"
         self.key_names: tuple[str, ...] = options["key_names"]
         self.accumulators = Accumulators(
-            step.name, options["aggregations"], turn.view, turn.codec, turn.arrival, self.MERGING
+            step.name, options["aggregations"], context.view, context.codec, context.arrival, self.MERGING
         )
-        self.marks = Marks(step.name, turn.view, turn.codec)
-        self.firing = Firing(options, turn, self.marks, self.accumulators, self.TIMED)
+        self.marks = Marks(step.name, context.view, context.codec)
+        self.firing = Firing(options, context, self.marks, self.accumulators, self.TIMED)
         self.unit: Unit | None = None
-        self.aside: list[Rows] = []
-        self.closed: int | None = None  # how far the end of the input has closed what no watermark had
-        self._made = Made(None)
-        self._late: Made | None = None
+        self._side_rows: list[Rows] = []
+        self._made = KeyedRowBuilder(None)
+        self._late: KeyedRowBuilder | None = None
         self._keys: dict[bytes, Any] = {}  # as the user knows them
-        if turn.unit is not None:
-            self.know(turn.unit)
+        if context.time.unit is not None:
+            self.know(context.time.unit)
 
     # --- what a kind of window says ---
 
     def measure(self, unit: Unit) -> None:
-        """Turn sizes into ticks; called once, when the unit of the times is known."""
+        """Convert sizes into ticks; called once, when the unit of the times is known."""
         return None
 
     @abstractmethod
@@ -122,7 +121,7 @@ class Windows(ABC):
     def run(self, rows: Rows, side: int = 0) -> Rows:
         if rows.times is not None:
             self.know(rows.times.unit)
-        self._made = Made(self.unit)
+        self._made = KeyedRowBuilder(self.unit)
         self.work(rows)
         self._put_late()
         return self._made.rows()
@@ -138,7 +137,7 @@ class Windows(ABC):
             self._keys[key] = keys.objects[k]
             self.one(rows, i, key, None if times is None else times[i], row)
 
-        each_row(self.step, self.turn, rows, once)
+        each_row(self.step, self.context, rows, once)
 
     def one(self, rows: Rows, i: int, key: bytes, at: int | None, row: Any) -> None:
         """One row, in all of its windows or in none."""
@@ -247,13 +246,13 @@ class Windows(ABC):
 
     def late_by(self, key: bytes) -> int | None:
         """The watermark that decides what is late, as the batch began with it."""
-        return self.marks.began(key) if self.by_key else self.turn.began
+        return self.marks.began(key) if self.by_key else self.context.time.start_watermark
 
     def miss(self, order: int, key: bytes, at: int, row: Any, missed: list[Any]) -> None:
         """A row has missed windows: it goes aside."""
         assert self.unit is not None
         if self._late is None:
-            self._late = Made(self.unit)
+            self._late = KeyedRowBuilder(self.unit)
         mark = self.late_by(key)
         letter = {
             "row": row,
@@ -266,9 +265,13 @@ class Windows(ABC):
     def _put_late(self) -> None:
         if self._late is not None:
             late = self._late.rows()
-            self.aside.append(late)
-            self.turn.late(len(late))
+            self._side_rows.append(late)
+            self.context.count_late(len(late))
             self._late = None
+
+    def take_side_rows(self) -> list[Rows]:
+        taken, self._side_rows = self._side_rows, []
+        return taken
 
     def no_time(self) -> BadInput:
         return BadInput(
@@ -279,14 +282,14 @@ class Windows(ABC):
     # --- time passes ---
 
     def end(self) -> Rows | None:
-        self._made = Made(self.unit)
+        self._made = KeyedRowBuilder(self.unit)
         self.ending()
         if self.by_key:
             for key, newest in self.marks.moved():
                 for w in self.ended(key, newest):
                     self._pass(w, newest)
-        upto = MAX_TICKS if self.turn.final else self.turn.watermark
-        if upto is not None and (not self.by_key or self.turn.final):
+        upto = MAX_TICKS if self.context.time.is_final else self.context.time.end_watermark
+        if upto is not None and (not self.by_key or self.context.time.is_final):
             for w in self.due(upto):
                 self._pass(w, upto)
         self.passed()
@@ -312,7 +315,7 @@ class Windows(ABC):
 
     def _committed(self, upto: int, known: set[int]) -> Iterator[tuple[tuple[int, bytes, bytes], Window]]:
         """Windows that the batch had not met before; one that has been read meanwhile is still to come."""
-        for entry in self.turn.view.due(self.step.name, upto):
+        for entry in self.context.view.due(self.step.name, upto):
             w = self.met(entry.key, entry.cell)
             if w is None:
                 w = self.take(entry)
@@ -335,11 +338,11 @@ class Windows(ABC):
     def _close_or_ask(self, w: Window, mark: int, shown: list[Any]) -> None:
         closes = self.closes(w)
         if closes <= mark:
-            if self.turn.final and closes < MAX_TICKS and not w.closed:  # what comes after the end is late
+            if self.context.time.is_final and closes < MAX_TICKS and not w.closed:  # what comes after the end is late
                 if self.by_key:
                     self.marks.advance(w.key, closes, [])
                 else:
-                    self.closed = closes if self.closed is None else max(self.closed, closes)
+                    self.closed_until = closes if self.closed_until is None else max(self.closed_until, closes)
             self.close(w, shown)
         elif "watermark" in self.trigger.causes and w.news:
             w.changed = True
@@ -369,7 +372,7 @@ class Windows(ABC):
 
     def _tick(self) -> None:
         """The clock has come so far: triggers that wait for it are asked."""
-        wall = self.turn.wall
+        wall = self.context.time.wall
         if self.firing.one_per_key:
             for key in self.marks.ticking(wall, self.firing.wall_of_key):
                 if windows := self.open(key):
@@ -379,7 +382,7 @@ class Windows(ABC):
             return
         own = [w for w in self.held() if w.alive and (at := self.firing.wall(w)) is not None and at <= wall]
         own.sort(key=lambda w: (w.key, w.cell))
-        for entry in self.turn.view.due(self.step.name, wall, wall=True):
+        for entry in self.context.view.due(self.step.name, wall, wall=True):
             if self.met(entry.key, entry.cell) is None:
                 own.append(self.take(entry))
         for w in own:
@@ -399,7 +402,7 @@ class Windows(ABC):
             show(shown)
         except FAULTS as error:
             window = {"window_start": self.shown(w.start), "window_end": self.shown(w.end)}
-            self.turn.failures.row(
+            self.context.failures.row(
                 self.step.on_error, self.step.name, error, key=self.known(w.key), row=window, order=ENDING
             )
         for each, output, time in shown:

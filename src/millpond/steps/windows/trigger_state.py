@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.steps.base import Turn
+from millpond.steps.base import StepContext
 from millpond.steps.windows.key_state import Marks
 from millpond.steps.windows.open_window import Accumulators, Window
 from millpond.steps.windows.triggers import Cause, Event, Trigger
@@ -19,13 +19,13 @@ class Firing:
     """The triggers of a window step at work on one batch of one partition."""
 
     def __init__(
-        self, options: dict[str, Any], turn: Turn, marks: Marks, accumulators: Accumulators, is_timed: bool
+        self, options: dict[str, Any], context: StepContext, marks: Marks, accumulators: Accumulators, is_timed: bool
     ) -> None:
         self.trigger: Trigger = options["trigger"]
         self.one_per_key: bool = options["fires"] == "all"  # and not one for each window
         self.unit: Unit | None = None  # of the times, as soon as it is known
         self._by_key: bool = options["clock"] == "key"
-        self._turn, self._marks, self._accumulators, self._is_timed = turn, marks, accumulators, is_timed
+        self._context, self._marks, self._accumulators, self._is_timed = context, marks, accumulators, is_timed
 
     # --- something has happened ---
 
@@ -55,7 +55,7 @@ class Firing:
         self._marks.set_trigger(key, None, False, [])
 
     def _event(self, cause: Cause, w: Window, at: int | None, row: Any, first: bool) -> Event:
-        mark = self._marks.newest(w.key) if self._by_key else self._turn.watermark
+        mark = self._marks.newest(w.key) if self._by_key else self._context.time.end_watermark
         held: list[dict[str, Any]] = []
 
         def results() -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Firing:
             return held[0]
 
         start, end = (w.start, w.end) if self._is_timed else (None, None)
-        return Event(cause, row, self._turn.now, self.unit, at, start, end, mark, first, results)
+        return Event(cause, row, self._context.time.now, self.unit, at, start, end, mark, first, results)
 
     def _advanced(self, kept: Any, event: Event) -> tuple[Any, bool]:
         """What is kept after an event, and whether the trigger fires."""

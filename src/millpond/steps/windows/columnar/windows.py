@@ -20,7 +20,7 @@ from millpond.codec import decode_keys
 from millpond.log.segment import Change
 from millpond.replica.cell_format import place as place_of
 from millpond.rows.rows import ENDING, Keys, Rows
-from millpond.steps.base import Step, Turn
+from millpond.steps.base import Step, StepContext
 from millpond.steps.state.single import make_change
 from millpond.steps.windows.assigner import closing
 from millpond.steps.windows.cell_names import extent_of, window_cell
@@ -36,9 +36,9 @@ MOST_PLACES = 4_000_000
 _Closing = tuple[int, Place, tuple[Any, ...]]  # when, which, and what it holds
 
 
-def hops(step: Step, turn: Turn) -> Hops:
+def hops(step: Step, context: StepContext) -> Hops:
     """A step of tumbling or hopping windows, of the sort that does it best."""
-    return Hops(step, turn) if fields_read(step.options) is None else BulkHops(step, turn)
+    return Hops(step, context) if fields_read(step.options) is None else BulkHops(step, context)
 
 
 def fields_read(options: dict[str, Any]) -> tuple[str, ...] | None:
@@ -66,8 +66,8 @@ class BulkHops(Hops):
     which says whether the window was there before. Where they have to be looked at one by one, they become windows.
     """
 
-    def __init__(self, step: Step, turn: Turn) -> None:
-        super().__init__(step, turn)
+    def __init__(self, step: Step, context: StepContext) -> None:
+        super().__init__(step, context)
         self._known = Known(())
         self._block: Block | None = None
         self._gone: tuple[Array, Array] | None = None  # keys and windows that are closed, and were there before
@@ -76,7 +76,7 @@ class BulkHops(Hops):
         self._aggregations = list(self.accumulators.aggregations.items())
         names = tuple(self.accumulators.aggregations)
         self._make = _maker(self.key_names, names)
-        self._printer = Printer(turn.codec, self.key_names, names)
+        self._printer = Printer(context.codec, self.key_names, names)
 
     # --- rows come ---
 
@@ -135,7 +135,7 @@ class BulkHops(Hops):
             row = np.repeat(np.arange(len(times)), many)
             inside = spread * self.every + self.offset + self.size > times[row]
             numbers, row = spread[inside], row[inside]
-        mark = self.turn.began
+        mark = self.context.time.start_watermark
         missed: Any = ()
         if mark is not None:
             is_open = numbers * self.every + self.offset + self.size + self.grace > mark
@@ -150,7 +150,7 @@ class BulkHops(Hops):
     def _lay(self, rows: Rows, groups: Groups, columns: dict[Any, Column]) -> None:
         """Make a block of the rows, and of what their windows hold already."""
         assert rows.keys is not None
-        encoded, latest = rows.keys.encoded, self.turn.view.latest(self.step.name)
+        encoded, latest = rows.keys.encoded, self.context.view.latest(self.step.name)
         size = len(groups.keys)
         # A window is kept with the time at which something is to happen to it, never before its end: what ends
         # after the latest of these times cannot be there.
@@ -159,7 +159,7 @@ class BulkHops(Hops):
         old = np.flatnonzero(~is_new)
         names = {number: self._cell(number) for number in np.unique(groups.windows[old]).tolist()}
         keys = [encoded[k] for k in groups.keys[old].tolist()]
-        found = self.turn.view.get_cells(self.step.name, keys, [names[n] for n in groups.windows[old].tolist()])
+        found = self.context.view.get_cells(self.step.name, keys, [names[n] for n in groups.windows[old].tolist()])
         there = np.fromiter((data is not None for data in found), bool, len(found))
         kept = self._decoded([data for data in found if data is not None])
         existed = np.zeros(size, bool)
@@ -199,7 +199,7 @@ class BulkHops(Hops):
         return self._stored(keys, cells)
 
     def _stored(self, keys: list[bytes], cells: list[bytes]) -> tuple[list[list[Any]], list[bool]]:
-        found = self.turn.view.get_cells(self.step.name, keys, cells)
+        found = self.context.view.get_cells(self.step.name, keys, cells)
         places = [i for i, data in enumerate(found) if data is not None]
         kept = self._decoded([data for data in found if data is not None])
         existed = [data is not None for data in found]
@@ -224,13 +224,13 @@ class BulkHops(Hops):
         try:
             if b'"$' not in text:
                 return [each.kept for each in _KEPT.decode_lines(text)]
-            return [msgspec.convert(each, _Kept).kept for each in self.turn.codec.decode_lines(text)]
+            return [msgspec.convert(each, _Kept).kept for each in self.context.codec.decode_lines(text)]
         except msgspec.MsgspecError:  # it has shown panes, of another trigger
             raise Refused from None
 
     def _miss(self, rows: Rows, missed: Any) -> None:
         assert rows.keys is not None and rows.times is not None
-        mark = self.turn.began
+        mark = self.context.time.start_watermark
         assert mark is not None
         late = rows.pick(missed.tolist())
         assert late.keys is not None and late.times is not None
@@ -258,7 +258,7 @@ class BulkHops(Hops):
     # --- windows close ---
 
     def end(self) -> Rows | None:
-        upto = self.turn.watermark
+        upto = self.context.time.end_watermark
         try:
             if upto is None or self._met:  # where some were opened one by one, all are closed so
                 raise Refused
@@ -291,8 +291,8 @@ class BulkHops(Hops):
         if len(now):
             closed = both.pick(now[np.lexsort((self._known.rank[both.keys[now]], both.windows[now]))])
             rows = self._panes(closed)  # nothing has changed before all results are there
-            if self.turn.final:
-                self.closed = closing(self._extent(int(closed.windows[-1]))[1], self.grace)
+            if self.context.time.is_final:
+                self.closed_until = closing(self._extent(int(closed.windows[-1]))[1], self.grace)
         self._block = block.pick(np.flatnonzero(closes > upto))
         self._gone = (both.keys[gone], both.windows[gone]) if len(gone := now[both.existed[now]]) else _NO_WINDOWS
         self._put_late()
@@ -306,7 +306,7 @@ class BulkHops(Hops):
         """Windows of earlier batches, of which this one has seen no row, whose time has come; or `Refused`."""
         met = block.pick(np.flatnonzero(block.existed))
         places = set(map(place_of, self._known.of(met.keys), map(self._cell, met.windows.tolist())))
-        keys, cells, values = self.turn.view.all_due(self.step.name, upto, but=places)
+        keys, cells, values = self.context.view.all_due(self.step.name, upto, but=places)
         if not keys:
             return Block.empty(len(self._aggregations))
         numbers = {cell: self._number(cell, upto) for cell in set(cells)}
@@ -337,7 +337,7 @@ class BulkHops(Hops):
 
         results = [_results(a, column) for (_, a), column in zip(self._aggregations, closed.columns, strict=True)]
         order = np.full(len(numbers), ENDING, np.int64)
-        if self.turn.in_parts:  # nobody needs more than their text
+        if self.context.may_emit_in_parts:  # nobody needs more than their text
             texts = self._printer.column(self._known, closed, shown, results)
             if texts is not None:
                 return Rows(texts, order, form="coded")
@@ -362,7 +362,7 @@ class BulkHops(Hops):
     def _stored_due(self, upto: int) -> list[_Closing]:
         """Windows of earlier batches, which this one has not met, whose time has come; or `Refused`."""
         met = self._bulk
-        entries = [e for e in self.turn.view.due(self.step.name, upto) if not met or (e.key, e.cell) not in met]
+        entries = [e for e in self.context.view.due(self.step.name, upto) if not met or (e.key, e.cell) not in met]
         closes = {cell: self._closes_at(cell) for cell in {entry.cell for entry in entries}}
         if any(at > upto for at in closes.values()):
             raise Refused  # the grace has grown since
@@ -390,8 +390,8 @@ class BulkHops(Hops):
             [times[cell] for cell in cells],
             *(_results(a, list(column)) for (_, a), column in zip(self._aggregations, columns, strict=True)),
         )
-        if self.turn.final:
-            self.closed = closing_now[-1][0]
+        if self.context.time.is_final:
+            self.closed_until = closing_now[-1][0]
         ends = {cell: end - 1 for cell, (_, end) in extents.items() if end is not None}
         at = Times([ends[cell] for cell in cells], self.unit)
         return Rows(data, [ENDING] * len(data), times=at, keys=known)
@@ -424,7 +424,7 @@ class BulkHops(Hops):
 
     def _texts(self, columns: Sequence[Sequence[Any]]) -> list[bytes]:
         """What windows hold, as it is kept."""
-        texts = [self.turn.codec.encode_many(column) for column in columns]
+        texts = [self.context.codec.encode_many(column) for column in columns]
         pattern = b'{"kept":{' + b",".join(self.accumulators.heads) + b"}}"
         return list(map(pattern.__mod__, zip(*texts, strict=True)))
 
