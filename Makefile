@@ -1,26 +1,29 @@
-# make demo   sets up .venv and runs the demo
-# make test   sets up .venv and runs everything that a change must pass
+# make demo   set up .venv and run the demo
+# make test   set up .venv and run everything that a change must pass
 #
-# Both install locked versions, and only when the locks have changed. PYTHON=… chooses the interpreter.
+# Both install locked versions, and only when a lock has changed. PYTHON=… chooses the interpreter of a new .venv.
+# CONTRIBUTING.md explains the other targets.
 
 PYTHON ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
-# bash, because a pipe into tee must not hide that pytest failed; make on macOS is too old for .SHELLFLAGS
+# bash, because `pytest | tee` has to fail when pytest fails; make on macOS is too old for .SHELLFLAGS
 SHELL := /bin/bash
 PYTEST := set -o pipefail && $(BIN)/python -m pytest --color=$$(test -t 2 && echo yes || echo no)
 WITH_JAVA := export JAVA_HOME && JAVA_HOME="$$(scripts/java)" &&
 SPARK_MODULES = $(wildcard src/millpond/runtimes/spark src/millpond/runtimes/spark.py)
+NOT_UNIT = tests/spark tests/soak tests/chaos tests/packaging $(SPARK_MODULES)
 
-# How long `make kill`, `make soak`, `make model` and `make chaos` go on; inside `make test` they run in their short form.
-# SEED=… repeats a soak, the random schedules of the model, or a chaos; without a seed, as in `make test`, it is a fixed
-# list of them.
+# How long `make kill`, `make soak`, `make model` and `make chaos` run. `make test` runs them in a short form.
+# SEED=… repeats one random run of a soak, a model or a chaos test. With an empty SEED, as in `make test`, the seeds
+# are a fixed list.
 ROUNDS ?= 100
 MINUTES ?= 30
 SEED ?= random
 
-.PHONY: demo test lint types unit spark kill soak model chaos chaos-spark bench bench-windows bench-life format lock clean
+.PHONY: demo test lint types docs unit wheel spark kill soak model chaos chaos-spark
+.PHONY: bench bench-windows bench-life format hooks lock upgrade clean
 
 demo: .venv/run.stamp
 	@$(WITH_JAVA) $(BIN)/millpond demo
@@ -28,12 +31,14 @@ demo: .venv/run.stamp
 test:
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory wheel
 	@$(MAKE) --no-print-directory spark
 	@$(MAKE) --no-print-directory chaos ROUNDS=0 SEED=
 	@$(MAKE) --no-print-directory soak MINUTES=5 SEED=
 	@echo
-	@for group in unit spark chaos soak; do printf '%-6s' $$group; grep -E ' in [0-9.]+s' .venv/$$group.log | tail -n 1; done
+	@for group in unit wheel spark chaos soak; do printf '%-6s' $$group; grep -E ' in [0-9.]+s' .venv/$$group.log | tail -n 1; done
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
@@ -41,12 +46,22 @@ lint: .venv/dev.stamp
 	$(BIN)/codespell
 	@find src -name '*.py' -exec wc -l {} + | awk '$$2 != "total" && $$1 > 450 { print "long module:", $$2, $$1, "lines" }'
 
+# mypy: strict over src and examples, a little less strict over tests. pyright: what a user's editor sees in examples.
 types: .venv/dev.stamp
 	$(BIN)/mypy
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-# everything that needs no JVM: seconds
+# the site, in build/site; a dead link or a page outside the navigation is an error
+docs: .venv/dev.stamp
+	$(BIN)/mkdocs build --strict
+
+# everything that needs no JVM
 unit: .venv/dev.stamp
-	@$(PYTEST) tests src/millpond --ignore=tests/spark --ignore=tests/soak --ignore=tests/chaos $(SPARK_MODULES:%=--ignore=%) | tee .venv/unit.log
+	@$(PYTEST) tests src/millpond $(NOT_UNIT:%=--ignore=%) | tee .venv/unit.log
+
+# builds the wheel and the sdist and installs them into a fresh environment, as a user does; needs an index
+wheel: .venv/dev.stamp
+	@$(PYTEST) tests/packaging | tee .venv/wheel.log
 
 spark: .venv/dev.stamp
 	@$(WITH_JAVA) $(PYTEST) tests/spark $(SPARK_MODULES) | tee .venv/spark.log
@@ -59,11 +74,11 @@ kill: .venv/dev.stamp
 soak: .venv/dev.stamp
 	@export MILLPOND_SOAK_SECONDS=$$(($(MINUTES) * 60)) MILLPOND_SOAK_SEED=$(SEED) && $(PYTEST) tests/soak -s --timeout=0 | tee .venv/soak.log
 
-# every schedule of the protocol's actors with one turn, random ones, and those with two turns: MINUTES for each scenario
+# schedules of the commit protocol's actors: all with one turn, random ones, all with two turns; MINUTES per scenario
 model: .venv/dev.stamp
 	@export MILLPOND_MODEL_SECONDS=$$(($(MINUTES) * 60)) MILLPOND_MODEL_SEED=$(SEED) && $(PYTEST) tests/protocol -s --timeout=0
 
-# drivers, admins and readers in processes of their own under random signals, ROUNDS times; 0 is the short form
+# drivers, admins and readers in separate processes under random signals, ROUNDS times; 0 is the short form
 chaos: .venv/dev.stamp
 	@export MILLPOND_CHAOS_ROUNDS=$(ROUNDS) MILLPOND_CHAOS_SEED=$(SEED) && $(PYTEST) tests/chaos -k "not spark" -s --timeout=0 | tee .venv/chaos.log
 
@@ -84,14 +99,23 @@ format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The run lock is a part of the dev lock, so that what is tested is what is run.
-COMPILE = $(BIN)/python -m uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+# ruff before every commit, all of lint and types before every push
+hooks: .venv/dev.stamp
+	@command -v pre-commit >/dev/null || { echo "millpond: pre-commit is not installed. Run: pipx install pre-commit" >&2; exit 1; }
+	pre-commit install --install-hooks --hook-type pre-commit --hook-type pre-push
+
+# Versions that are in a lock already stay; `make upgrade` takes the newest ones.
+# run.txt is a subset of dev.txt: what is tested is what runs.
+COMPILE = $(BIN)/python -m uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 lock: .venv/made.stamp
 	$(PIP) uv
-	$(COMPILE) requirements/dev.in requirements/run.in pyproject.toml -o requirements/dev.txt
+	$(COMPILE) --all-extras requirements/dev.in requirements/run.in pyproject.toml -o requirements/dev.txt
 	$(COMPILE) requirements/run.in pyproject.toml -c requirements/dev.txt -o requirements/run.txt
 	$(COMPILE) requirements/java.in -o requirements/java.txt
+
+upgrade:
+	@$(MAKE) --no-print-directory lock UPGRADE=--upgrade
 
 clean:
 	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache state spark-warehouse metastore_db derby.log
