@@ -119,7 +119,7 @@ def _handed_over(work: Router, task: int, read: Callable[[], list[ReadProgress]]
                     blobs.extend((exchange, blob) for blob in parts.get(partition, ()))
         first = partition == 0
         header = ReadHeader(task, nonce, len(blobs), made if first else None, progress if first else [])
-        header.newest, header.units = work.newest, work.units
+        header.newest, header.units = work.times_read.newest, work.times_read.units
         yield partition, header
         for number, (exchange, blob) in enumerate(blobs):
             yield partition, (task, nonce, number, exchange, blob)

@@ -6,18 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from millpond.clock import Clock
 from millpond.codec import Codec, NotEncodable, Unreadable
-from millpond.errors import InvalidUse
-from millpond.log.record import StreamTime
-from millpond.messages import BatchContext, TaskOutput, TooSoon
+from millpond.messages import BatchContext, TaskOutput
 from millpond.pipeline import graph as g
 from millpond.replica import View
-from millpond.rows.rows import Rows, rows_of_chunk
-from millpond.sources.base import Chunk, JsonLines
+from millpond.rows.rows import Rows
+from millpond.sources.base import Chunk
 from millpond.steps.base import BatchTime, Running, StepContext, TableReader, several
 from millpond.steps.failure import (
     FAULTS,
@@ -32,11 +29,11 @@ from millpond.steps.failure import (
 )
 from millpond.steps.verbs.external_lookup import ExternalLookup, fetched
 from millpond.steps.verbs.map_async import MapAsync, mapped
+from millpond.task.decode import ChunkDecoder, TimesRead
 from millpond.task.keying import keyed
 from millpond.task.outbox import Leaving
-from millpond.task.readable import readable
 from millpond.task.timestamps import Reader as TimeReader
-from millpond.timing import Times, Unit, as_time, span, ticks, unit_of
+from millpond.timing import Times, as_time, ticks, unit_of
 from millpond.watermarks import Mark, at_end, clock_partition, incoming, marks
 
 
@@ -50,10 +47,9 @@ class Router:
         self.running: dict[int, Running] = {}
         self.leaving = Leaving(program, context, self.codec)
         self.partition = ""  # of the source that is being read
-        self._chunk: Chunk | None = None  # that is being read
-        self._first = 0  # the order of its first row
-        self.newest: dict[str, dict[str, int]] = {}  # stream → source partition → newest time
-        self.units: dict[str, Unit] = {}
+        self._decoders: dict[int, ChunkDecoder] = {}  # node of a stream → what decodes its chunks
+        self._reading: ChunkDecoder | None = None  # of the stream that is being read
+        self.times_read = TimesRead()
         self.late: dict[str, int] = {}
         self.ended: dict[int, int | None] = {}  # step's node → the watermark that the batch ends with, there
         self._began = marks(program, context.event_time, context.event_time.times)
@@ -209,16 +205,8 @@ class Router:
         if times:
             kept.times = Times([ticks(time) for time in times], unit_of(times[0]))
             if clock is not None:
-                self._saw(clock[0], clock_partition(*clock, self.partition), kept.times)
+                self.times_read.add(clock[0], clock_partition(*clock, self.partition), kept.times)
         return kept
-
-    def _saw(self, clock: str, partition: str, times: Times) -> None:
-        """Rows with these times have come: the watermark follows the newest."""
-        if len(times):
-            if self.units.setdefault(clock, times.unit) != times.unit:
-                raise InvalidUse(f"stream {clock!r}: its times are datetimes in some rows and whole numbers in others")
-            newest = self.newest.setdefault(clock, {})
-            newest[partition] = max(newest.get(partition, -(1 << 62)), int(times.values.max()))
 
     def _branch(self, node: g.Node, op: g.Branch, rows: Rows) -> None:
         rows = rows.as_objects()
@@ -260,34 +248,38 @@ class Router:
         self.leave(exchange, rows)
 
     def read(self, node: g.Node, chunk: Chunk, first: int) -> None:
-        """Rows come from a source, the first of them at place `first`."""
-        op = node.op
-        assert isinstance(op, g.Read)
-        self._chunk, self._first = chunk, first
-        for bad in chunk.bad:
-            error = BadInput(bad.error, bad.where)
-            self.failures.row(node.on_error, op.stream, error, key=None, row=bad.raw, order=first)
-        rows = rows_of_chunk(chunk.rows, first)
-        rows = readable(rows, self._failed(node, op.stream, rows))
-        if rows.form == "json" and not self._may_stay_text(node):
-            rows = self._decoded(node, op, rows)
-        elif op.type is not None:
-            rows = self._typed(node, op, rows)
-        if op.timestamp is not None:
-            rows = self._timed(node, op, rows)
+        """Decode rows of a source, the first of them at place `first`, and send them on their way."""
+        decoder = self._reading = self._decoder(node)
+        rows, too_early = decoder.decode(chunk, first, self.partition)
+        if too_early is not None:
+            self._leave_too_early(node, decoder, too_early)
         if rows.form == "json":
-            self._text_to_keys(node, op, rows)
+            self._text_to_keys(node, decoder, rows)
         else:
             self.leave(node.id, rows)
 
+    def _decoder(self, node: g.Node) -> ChunkDecoder:
+        found = self._decoders.get(node.id)
+        if found is None:
+            keeps_text = self._may_stay_text(node)
+            found = ChunkDecoder(node, self.context, self.failures, self.times_read, keeps_text)
+            self._decoders[node.id] = found
+        return found
+
+    def _leave_too_early(self, node: g.Node, decoder: ChunkDecoder, rows: Rows) -> None:
+        """Send rows whose time is too far in the future to the stream of late rows, if there is one; else they fail."""
+        assert isinstance(node.op, g.Read)
+        judges = [r for r in self.program.consumers[node.id] if self.program.nodes[r].op == g.LateSplit(late=True)]
+        self.late[node.op.stream] = self.late.get(node.op.stream, 0) + len(rows)
+        if judges and node.on_error == "stop":
+            for judge in judges:
+                self.leave(judge, self._copied(node.id, rows.as_objects())[1])
+        else:
+            decoder.fail_too_early(rows)
+
     def _origin(self, order: int) -> str | None:
-        """Where the row of an order came from, in words, while its chunk is being read."""
-        chunk = self._chunk
-        if chunk is None or chunk.where is None:
-            return None
-        count = len(chunk.rows.lines) if isinstance(chunk.rows, JsonLines) else len(chunk.rows)
-        place = int(order) - self._first
-        return chunk.where(place) if 0 <= place < count else None
+        """Return where the row of an order came from, in words, while its chunk is being read."""
+        return None if self._reading is None else self._reading.locate(order)
 
     def _may_stay_text(self, node: g.Node) -> bool:
         op = node.op
@@ -299,7 +291,7 @@ class Router:
             and all(isinstance(r, g.KeyBy) and all(isinstance(by, str) for by in r.by) for r in readers)
         )
 
-    def _text_to_keys(self, node: g.Node, op: g.Read, rows: Rows) -> None:
+    def _text_to_keys(self, node: g.Node, decoder: ChunkDecoder, rows: Rows) -> None:
         whole = rows
         for reader in self.program.consumers[node.id]:
             key = self.program.nodes[reader]
@@ -308,112 +300,10 @@ class Router:
                 found = keyed(key.op, rows, _raise)
             except Exception:
                 if whole is rows:
-                    rows = self._decoded(node, op, rows)
+                    rows = decoder.decode_json(rows)
                 self._take(key, rows, node.id)
             else:
                 self._exchange(key, found)
-
-    def _decoded(self, node: g.Node, op: g.Read, rows: Rows) -> Rows:
-        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Any if op.type is None else op.type)
-        lines: list[bytes] = rows.data
-        try:
-            found = decoder.decode_lines(b"\n".join(lines))
-            if len(found) == len(lines):
-                return rows.with_data(found)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            pass
-        good, data = [], []
-        for i, line in enumerate(lines):
-            try:
-                data.append(decoder.decode(line))
-                good.append(i)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                text = line.decode("utf-8", "backslashreplace")
-                wanted = "a JSON value" if op.type is None else getattr(op.type, "__name__", str(op.type))
-                bad = BadInput(f"expected {wanted}: {error}")
-                self.failures.row(node.on_error, op.stream, bad, key=None, row=text, order=rows.order[i])
-        return Rows(data, [rows.order[i] for i in good])
-
-    def _typed(self, node: g.Node, op: g.Read, rows: Rows) -> Rows:
-        rows = rows.as_objects()
-        good, data = [], []
-        failed = self._failed(node, op.stream, rows)
-        for i, row in enumerate(rows.data):
-            try:
-                is_it = isinstance(op.type, type) and isinstance(row, op.type)
-                data.append(row if is_it else msgspec.convert(row, op.type, strict=False))
-                good.append(i)
-            except FAULTS as error:  # a __post_init__ may raise what it likes
-                wanted = getattr(op.type, "__name__", str(op.type))
-                failed(i, row, BadInput(f"expected {wanted}: {error}"))
-        picked = rows if len(good) == len(rows) else rows.pick(good)
-        return picked.with_data(data)
-
-    def _timed(self, node: g.Node, op: g.Read, rows: Rows) -> Rows:
-        """The rows with their times; those without one, or with one that nobody can believe, are left out."""
-        reader = TimeReader(op.timestamp)
-        times = reader.all(rows)
-        known = self.units.get(op.stream) or self.context.event_time.times.get(op.stream, _NO_TIME).unit
-        if times is None or (known is not None and times.unit != known):
-            if rows.form == "json":
-                rows = self._decoded(node, op, rows)
-            rows = rows.as_objects()
-            good, found = [], []
-            failed = self._failed(node, op.stream, rows)
-            unit = known
-            for i, row in enumerate(rows.data):
-                try:
-                    time = reader.one(row, unit)
-                    unit = time.unit
-                    found.append(int(time.values[0]))
-                    good.append(i)
-                except FAULTS as error:
-                    failed(i, row, error)
-            rows = rows if len(good) == len(rows) else rows.pick(good)
-            times = Times(found, unit or "number")
-        rows.times = times
-        rows = self._believed(node, op, rows)
-        assert rows.times is not None
-        self._saw(op.stream, self.partition, rows.times)
-        return rows
-
-    def _believed(self, node: g.Node, op: g.Read, rows: Rows) -> Rows:
-        """A time far ahead of everything would drive the watermark away for good: such a row is not on time."""
-        times, held = rows.times, self.context.event_time.times.get(op.stream, _NO_TIME)
-        if (
-            times is None
-            or len(times) == 0
-            or op.ahead is None
-            or isinstance(op.ahead, int) is (times.unit == "instant")
-        ):
-            return rows
-        limit = span(op.ahead, times.unit, "ahead")
-        seen = [*held.newest.values(), *self.newest.get(op.stream, {}).values()]
-        if times.unit == "instant" and self.context.event_time.bound is not None:
-            seen.append(self.context.event_time.bound)
-        newest = max(seen) if seen else int(times.values[0])
-        if int(times.values.max()) <= newest + limit:
-            return rows
-        if self.context.is_read_ahead:  # the batch before this one may move what is believed
-            raise TooSoon(f"stream {op.stream!r}")
-        good: list[int] = []
-        for i, time in enumerate(times.values.tolist()):
-            if time <= newest + limit:
-                newest = max(newest, time)
-                good.append(i)
-        kept = set(good)
-        away = rows.pick([i for i in range(len(rows)) if i not in kept])
-        judges = [r for r in self.program.consumers[node.id] if self.program.nodes[r].op == g.LateSplit(late=True)]
-        self.late[op.stream] = self.late.get(op.stream, 0) + len(away)
-        if judges and node.on_error == "stop":
-            for judge in judges:
-                self.leave(judge, self._copied(node.id, away.as_objects())[1])
-        else:
-            failed = self._failed(node, op.stream, away)
-            for i, row in enumerate(away.objects()):
-                assert away.times is not None
-                failed(i, row, BadInput(f"timestamp: {away.times[i]} lies more than {op.ahead} ahead (stream(ahead=))"))
-        return rows.pick(good)
 
     # --- rows go out ---
 
@@ -484,9 +374,6 @@ class Router:
 
     def made(self) -> TaskOutput:
         return TaskOutput(skipped=dict(self.failures.skipped), late=dict(self.late))
-
-
-_NO_TIME = StreamTime()
 
 
 def _raise(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
