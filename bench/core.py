@@ -32,6 +32,7 @@ import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings
+from millpond.driver.settings import DriverSettings
 from millpond.runtimes.local import LocalRuntime
 from millpond.runtimes.spark.session import LOCAL
 from millpond.sources.base import Limit
@@ -97,14 +98,12 @@ def python_alone(folder: str, rows: int, place: Path) -> list[float]:
     state = place / "state-python"
     app = app_over(mp.sources.files(folder), state)
     storage = open_storage(str(state))
-    driver = Driver(
+    driver = Driver.start(
         mp.lowlevel.program(app),
         LocalRuntime(storage, SystemClock()),
         storage,
         SystemClock(),
-        partitions=2,
-        home=str(state / "local"),
-        threaded=False,
+        DriverSettings(partitions=2, home=str(state / "local"), threaded=False),
     )
     import gc
 

@@ -22,6 +22,7 @@ import numpy as np
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.log import manifest as manifests
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Chunk, Limit, Split
@@ -85,16 +86,18 @@ def program(folder: Path, feed: Feed, **how: Any) -> mp.App:
 def driving(app: mp.App, storage: Storage | None = None, threaded: bool = False) -> Iterator[Driver]:
     clock = SystemClock()
     storage = storage or mp.lowlevel.storage(app)
-    driver = Driver(
+    driver = Driver.start(
         mp.lowlevel.program(app),
         LocalRuntime(storage, clock),
         storage,
         clock,
-        partitions=app.partitions,
-        home=app.local_dir,
-        threaded=threaded,
-        keep=app.keep,
-        compact_every=app.compact_every,
+        DriverSettings(
+            partitions=app.partitions,
+            home=app.local_dir,
+            threaded=threaded,
+            keep=app.keep,
+            compact_every=app.compact_every,
+        ),
     )
     try:
         yield driver

@@ -244,19 +244,18 @@ def test_typed_columns_text_and_objects_have_the_same_times(tmp_path: Any, parti
         rows.key_by("k").apply("note", note).to("out", mp.sinks.memory())
         from millpond.clock import ManualClock
         from millpond.driver.commit import Driver
+        from millpond.driver.settings import DriverSettings
         from millpond.runtimes.local import LocalRuntime
         from millpond.sources.base import Limit
 
         storage = open_storage(str(tmp_path / "state"))
         clock = ManualClock()
-        driver = Driver(
+        driver = Driver.start(
             mp.lowlevel.program(app),
             LocalRuntime(storage, clock),
             storage,
             clock,
-            partitions=partitions,
-            home=str(tmp_path / "local"),
-            threaded=False,
+            DriverSettings(partitions=partitions, home=str(tmp_path / "local"), threaded=False),
         )
         driver.batch(Limit(1000, 1 << 20))
         seen[form] = sorted(mp.lowlevel.program(app).sinks["out"].rows)

@@ -16,10 +16,11 @@ from typing import Any, Literal, Unpack
 from millpond.clock import Clock, SystemClock
 from millpond.codec import user_types as kinds
 from millpond.codec.tagging import name_program_module
-from millpond.driver.commit import Driver, Hook
+from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run
 from millpond.driver.planning import as_of
 from millpond.driver.runtime import Runtime
+from millpond.driver.settings import Controls, DriverSettings, Hook
 from millpond.errors import InvalidUse
 from millpond.life import Life
 from millpond.log.jobs import ProgressCallback
@@ -287,21 +288,21 @@ class App(Life):
 
                 def make() -> Driver:
                     runtime.begin()
-                    driver = Driver(
+                    driver = Driver.start(
                         runtime.program,
                         runtime,
                         open_storage(runtime.state_url),
                         self._clock,
-                        partitions=self.partitions,
-                        home=self.local_dir,
-                        hook=hook,
-                        stop=self._stop,
-                        every=settings.every,
-                        keep=self.keep,
-                        compact_every=self.compact_every,
-                        progress=progress,
-                        take_back=take_back,
-                        accept=accept,
+                        DriverSettings(
+                            partitions=self.partitions,
+                            home=self.local_dir,
+                            every=settings.every,
+                            keep=self.keep,
+                            compact_every=self.compact_every,
+                            take_back=take_back,
+                            accept=accept,
+                        ),
+                        Controls(hook=hook, stop=self._stop, progress=progress),
                     )
                     try:
                         runtime.resume(driver, caught_up=settings.until == "caught-up")

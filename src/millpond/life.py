@@ -10,6 +10,7 @@ from typing import Any
 from millpond.admin import Upkeep
 from millpond.clock import Clock, new_id
 from millpond.driver.runtime import Runtime
+from millpond.driver.settings import DriverSettings
 from millpond.driver.targets import Targets
 from millpond.driver.void_deliveries import Ranges, staying, void_deliveries
 from millpond.errors import Corrupt, InvalidUse
@@ -106,17 +107,9 @@ class Life(Upkeep):
         """
         if switch:
             self._stopped(f"rebuild({step!r}, switch=True)", force)
-        storage = self._shared_storage()
-        return rebuilt(
-            self._program(),
-            step,
-            storage,
-            self._clock,
-            self.local_dir,
-            lambda program: self._runtime(program, spark),
-            switch=switch,
-            force=force,
-        )
+        settings = DriverSettings(home=self.local_dir)
+        rebuild = Rebuild(self._program(), step, self._shared_storage(), self._clock, settings, DiscardSink())
+        return run_rebuild(rebuild, lambda program: self._runtime(program, spark), switch=switch, force=force)
 
     def clear_state(self, *, force: bool = False) -> None:
         """Forget all state, positions and open outputs: the next run reads its input from the beginning.
@@ -199,33 +192,29 @@ def _undelivered(ledger: Ledger, last: Record) -> Ranges:
     return {sink: [(max(first, number + 1), last.number)] for sink, number in last.deliveries.items()}
 
 
-def rebuilt(
-    program: g.Program,
-    step: str,
-    storage: Storage,
-    clock: Clock,
-    home: str | None,
+def run_rebuild(
+    rebuild: Rebuild,
     runtime: Callable[[g.Program], AbstractContextManager[Runtime]],
     *,
     switch: bool,
     force: bool = False,
-    **how: Any,
 ) -> Rebuilt:
-    """Rebuild a step of a program, whatever runs its tasks. The shadow is removed, however it ends."""
+    """Run a rebuild and compare its result with the live state. Its shadow is removed, also if this fails."""
+    program, storage, home = rebuild.program, rebuild.storage, rebuild.settings.home
+    step = program.steps[rebuild.step]
 
     def view(app: str, batch: int | None, at: Clock) -> StateView:
-        return StateView(storage, app, step, at, step=program.steps[step], types=program.types, home=home, batch=batch)
+        return StateView(storage, app, step.name, at, step=step, types=program.types, home=home, batch=batch)
 
-    for left in forget_shadows(storage, program.app, clock):
+    for left in forget_shadows(storage, rebuild.app, rebuild.clock):
         forget_replicas(left, None, home)
-    made = Rebuild(program, step, storage, clock, home, DiscardSink())
     try:
-        with runtime(made.program) as found:
-            made.run(found, **how)
-        differences = made.differences(view)
+        with runtime(program) as found:
+            rebuild.run(found)
+        differences = rebuild.differences(view)
         if switch:
-            made.switch(force=force)
+            rebuild.switch(force=force)
         return differences
     finally:
-        made.forget()
-        forget_replicas(made.shadow, None, home)
+        rebuild.forget()
+        forget_replicas(rebuild.shadow, None, home)

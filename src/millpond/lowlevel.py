@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from millpond.app import App
-from millpond.driver.commit import Hook
 from millpond.driver.loop import Settings
+from millpond.driver.settings import Hook
 from millpond.log.jobs import ProgressCallback
 from millpond.opened import ReadOnlyApp
 from millpond.pipeline.graph import Program

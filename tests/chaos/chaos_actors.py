@@ -23,6 +23,7 @@ import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run
+from millpond.driver.settings import Controls, DriverSettings
 from millpond.errors import Fenced, InvalidUse, MillpondError
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
@@ -84,18 +85,15 @@ def drive(
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
 
     def make() -> Driver:
-        return Driver(
+        return Driver.start(
             mp.lowlevel.program(app),
             LocalRuntime(storage, clock, ahead=ahead),
             storage,
             clock,
-            partitions=app.partitions,
-            home=app.local_dir,
-            stop=stop,
-            hook=hook,
-            keep=app.keep,
-            compact_every=app.compact_every,
-            **how,
+            DriverSettings(
+                partitions=app.partitions, home=app.local_dir, keep=app.keep, compact_every=app.compact_every, **how
+            ),
+            Controls(stop=stop, hook=hook),
         )
 
     run(make, settings, stop, clock)

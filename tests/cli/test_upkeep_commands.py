@@ -17,6 +17,7 @@ from millpond.cli.load_program import loaded
 from millpond.cli.progress_bar import meanwhile
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.record import Record
 from millpond.runtimes.local import LocalRuntime
@@ -154,14 +155,12 @@ def shop() -> None:
         Path(f"in/{number}.jsonl").write_text('{"k": "a"}\n{"k": "b"}\n')
     with loaded("app.py") as app:
         clock = SystemClock()
-        driver = Driver(
+        driver = Driver.start(
             mp.lowlevel.program(app),
             LocalRuntime(mp.lowlevel.storage(app), clock),
             mp.lowlevel.storage(app),
             clock,
-            partitions=2,
-            home=None,
-            threaded=False,
+            DriverSettings(partitions=2, home=None, threaded=False),
         )
         while driver.batch(Limit(2, 1 << 20)):
             pass

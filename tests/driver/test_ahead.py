@@ -17,6 +17,7 @@ from millpond.clock import ManualClock
 from millpond.driver.batch import Plan
 from millpond.driver.commit import STEPS, Driver
 from millpond.driver.read_ahead import Ahead
+from millpond.driver.settings import Controls, DriverSettings
 from millpond.log.jobs import JobLost
 from millpond.messages import StageResults
 from millpond.runtimes.local import LocalRuntime
@@ -57,15 +58,13 @@ def driver_on(
 ) -> Driver:
     clock = ManualClock()
     made = runtime(storage, clock, ahead=True)
-    return Driver(
+    return Driver.start(
         mp.lowlevel.program(app),
         made,
         storage,
         clock,
-        partitions=app.partitions,
-        home=str(home),
-        hook=hook,
-        threaded=False,
+        DriverSettings(partitions=app.partitions, home=str(home), threaded=False),
+        Controls(hook=hook),
     )
 
 

@@ -18,6 +18,7 @@ from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run
 from millpond.driver.planning import as_of
+from millpond.driver.settings import Controls, DriverSettings
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage, open_storage
 
@@ -37,7 +38,14 @@ def catch_up(source: Any, more: Callable[[int], object], storage: Storage, home:
 
     def make() -> Driver:
         runtime = LocalRuntime(storage, clock)
-        return Driver(program, runtime, storage, clock, partitions=1, home=str(home), hook=hook, threaded=False)
+        return Driver.start(
+            program,
+            runtime,
+            storage,
+            clock,
+            DriverSettings(partitions=1, home=str(home), threaded=False),
+            Controls(hook=hook),
+        )
 
     run(make, Settings("caught-up", max_rows=7), threading.Event(), clock)
     return found

@@ -12,6 +12,7 @@ import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run
+from millpond.driver.settings import Controls, DriverSettings
 from millpond.log.ledger import Ledger
 from millpond.maintenance.caretaker import Caretaker
 from millpond.runtimes.local import LocalRuntime
@@ -48,15 +49,13 @@ def test_the_pause_between_two_batches_does_not_follow_the_time_of_day(tmp_path:
 
     def make() -> Driver:
         runtime = LocalRuntime(storage, clock)
-        return Driver(
+        return Driver.start(
             mp.lowlevel.program(app),
             runtime,
             storage,
             clock,
-            partitions=1,
-            home=str(tmp_path),
-            hook=hook,
-            threaded=False,
+            DriverSettings(partitions=1, home=str(tmp_path), threaded=False),
+            Controls(hook=hook),
         )
 
     stop = Waits(clock, most=3)
@@ -70,16 +69,14 @@ def run_batches(app: mp.App, folder: Path, clock: ManualClock, times: list[float
     stream = app.stream("rows", mp.sources.rows(rows)).key_by(k=lambda n: 0)
     stream.aggregate("sum", n=mp.count()).to("out", mp.sinks.memory())
     storage = open_storage(str(folder / "state"))
-    driver = Driver(
+    driver = Driver.start(
         mp.lowlevel.program(app),
         LocalRuntime(storage, clock),
         storage,
         clock,
-        partitions=1,
-        home=str(folder / "local"),
-        threaded=False,
-        keep=app.keep,
-        compact_every=app.compact_every,
+        DriverSettings(
+            partitions=1, home=str(folder / "local"), threaded=False, keep=app.keep, compact_every=app.compact_every
+        ),
     )
     for time in times:
         clock.step(time - clock.now())

@@ -13,6 +13,7 @@ from small_drivers import WHOLE, Lanes, driver_of
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.messages import EventTime, StageResults
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
@@ -341,8 +342,12 @@ def test_partitions_that_saw_different_attempts_of_a_reading_task_make_no_batch(
     seen.to("out", mp.sinks.function(lambda rows, delivery: out.update({delivery.id: rows})))
     storage, clock = open_storage("memory://"), ManualClock()
     runtime = Torn(storage, clock)
-    driver = Driver(
-        mp.lowlevel.program(app), runtime, storage, clock, partitions=4, home=str(tmp_path), hook=None, threaded=False
+    driver = Driver.start(
+        mp.lowlevel.program(app),
+        runtime,
+        storage,
+        clock,
+        DriverSettings(partitions=4, home=str(tmp_path), threaded=False),
     )
     assert driver.batch(WHOLE)
     assert runtime.torn == 1

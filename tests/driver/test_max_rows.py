@@ -17,6 +17,7 @@ from small_drivers import Lanes
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 
@@ -34,7 +35,9 @@ def read_all(app: mp.App, home: Path, most: int = MOST, *, ahead: bool = False) 
     """The rows of each batch."""
     clock, storage, found = ManualClock(), open_storage("memory://"), []
     runtime = Wide(storage, clock, ahead=ahead)
-    driver = Driver(mp.lowlevel.program(app), runtime, storage, clock, partitions=1, home=str(home), threaded=False)
+    driver = Driver.start(
+        mp.lowlevel.program(app), runtime, storage, clock, DriverSettings(partitions=1, home=str(home), threaded=False)
+    )
     while driver.batch(mp.lowlevel.Limit(most, 256 << 20)):
         found.append(sum(driver.last.rows.values()))
         assert len(found) < 1000

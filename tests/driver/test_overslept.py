@@ -11,6 +11,7 @@ import pytest
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.log.ledger import Ledger
 from millpond.maintenance.caretaker import saved_in
 from millpond.runtimes.local import LocalRuntime
@@ -60,16 +61,12 @@ class Bench:
 
     def driver(self, storage: Storage | None = None, local: str = "local") -> Driver:
         app, clock = self.app(storage, local), SystemClock()
-        return Driver(
+        return Driver.start(
             mp.lowlevel.program(app),
             LocalRuntime(mp.lowlevel.storage(app), clock),
             mp.lowlevel.storage(app),
             clock,
-            partitions=1,
-            home=app.local_dir,
-            threaded=False,
-            keep=app.keep,
-            compact_every=1,
+            DriverSettings(partitions=1, home=app.local_dir, threaded=False, keep=app.keep, compact_every=1),
         )
 
     def run(self, batches: int) -> None:

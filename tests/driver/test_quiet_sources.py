@@ -11,6 +11,7 @@ from small_drivers import Lanes
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import Controls, DriverSettings
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 
@@ -24,16 +25,13 @@ class Process:
         self.app, self.clock, self.slow = app, ManualClock(), slow
         self.storage = open_storage("memory://")
         runtime = LocalRuntime(self.storage, self.clock, ahead=ahead)
-        self.driver = Driver(
+        self.driver = Driver.start(
             mp.lowlevel.program(app),
             runtime,
             self.storage,
             self.clock,
-            partitions=1,
-            home=str(home),
-            hook=self._hook,
-            threaded=False,
-            every=every,
+            DriverSettings(partitions=1, home=str(home), threaded=False, every=every),
+            Controls(hook=self._hook),
         )
 
     def _hook(self, step: str, when: str) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 import millpond as mp
 from millpond.clock import SystemClock
-from millpond.driver.commit import STEPS, Driver, Hook
+from millpond.driver.commit import STEPS, Driver
+from millpond.driver.settings import Controls, DriverSettings, Hook
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.base import Delivery
 from millpond.sources.base import Limit
@@ -50,7 +51,14 @@ def a_driver(folder: Path, hook: Hook | None = None) -> Driver:
     storage, clock = open_storage(str(folder / "state")), SystemClock()
     runtime = LocalRuntime(storage, clock)
     home = str(folder / "local")
-    return Driver(mp.lowlevel.program(app), runtime, storage, clock, partitions=2, home=home, hook=hook, threaded=False)
+    return Driver.start(
+        mp.lowlevel.program(app),
+        runtime,
+        storage,
+        clock,
+        DriverSettings(partitions=2, home=home, threaded=False),
+        Controls(hook=hook),
+    )
 
 
 def run_to_the_end(driver: Driver) -> None:

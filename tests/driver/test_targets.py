@@ -17,6 +17,7 @@ import pytest
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import Controls, DriverSettings
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.files import FileSink
@@ -58,18 +59,13 @@ class Bench:
     def driver(self, hook: Any = None, **how: Any) -> Driver:
         storage, clock, app = open_storage(str(self.folder / "state")), SystemClock(), self.app()
         runtime, home = LocalRuntime(storage, clock), str(self.folder / "local")
-        made = Driver(
+        made = Driver.start(
             mp.lowlevel.program(app),
             runtime,
             storage,
             clock,
-            partitions=None,
-            home=home,
-            hook=hook,
-            threaded=False,
-            keep=app.keep,
-            compact_every=app.compact_every,
-            **how,
+            DriverSettings(home=home, threaded=False, keep=app.keep, compact_every=app.compact_every, **how),
+            Controls(hook=hook),
         )
         return made
 

@@ -16,6 +16,7 @@ from typing import Any
 import millpond as mp
 from millpond.clock import Clock, ManualClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Limit
 
@@ -116,17 +117,19 @@ def rows_of(batch: int) -> dict[str, list[dict[str, Any]]]:
 def run(made: mp.App, clock: Clock | None = None) -> int:
     """Read all that is there, a file of each stream in a batch; the number of the newest record."""
     clock = clock or ManualClock()
-    driver = Driver(
+    driver = Driver.start(
         mp.lowlevel.program(made),
         LocalRuntime(mp.lowlevel.storage(made), clock),
         mp.lowlevel.storage(made),
         clock,
-        partitions=made.partitions,
-        home=made.local_dir,
-        threaded=False,
-        bounded=False,
-        keep=made.keep,
-        compact_every=made.compact_every,
+        DriverSettings(
+            partitions=made.partitions,
+            home=made.local_dir,
+            threaded=False,
+            bounded=False,
+            keep=made.keep,
+            compact_every=made.compact_every,
+        ),
     )
     while driver.batch(Limit(7, 1 << 30)):
         pass

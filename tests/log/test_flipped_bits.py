@@ -20,6 +20,7 @@ import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
 from millpond.driver.runtime import Offer
+from millpond.driver.settings import Controls, DriverSettings
 from millpond.errors import InvalidUse, MillpondError
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.paths import KINDS, SAVEPOINT, kind_of
@@ -93,17 +94,15 @@ class Bench:
 
     def driver(self, local: str = "local", hook: Any = None) -> Driver:
         app = self.app(local)
-        return Driver(
+        return Driver.start(
             mp.lowlevel.program(app),
             LocalRuntime(self.storage, self.clock),
             self.storage,
             self.clock,
-            partitions=1,
-            home=app.local_dir,
-            threaded=False,
-            keep=app.keep,
-            compact_every=app.compact_every,
-            hook=hook,
+            DriverSettings(
+                partitions=1, home=app.local_dir, threaded=False, keep=app.keep, compact_every=app.compact_every
+            ),
+            Controls(hook=hook),
         )
 
     def run(self, local: str = "local", hook: Any = None) -> None:
@@ -264,9 +263,13 @@ def spark_file(bench: Bench) -> None:
     app._storage, app._clock = storage, bench.clock
     app.stream("frame", StandIn()).key_by("key").aggregate("n", n=mp.count()).to("out", mp.sinks.discard())
     runtime = Offering(storage, bench.clock, bench.folder / "offsets")
-    driver = Driver(
-        mp.lowlevel.program(app), runtime, storage, bench.clock, partitions=1, home=app.local_dir, threaded=False
-    )  # fmt: skip
+    driver = Driver.start(
+        mp.lowlevel.program(app),
+        runtime,
+        storage,
+        bench.clock,
+        DriverSettings(partitions=1, home=app.local_dir, threaded=False),
+    )
     for _ in range(3):
         driver.batch(Limit(1, 1 << 30))
     driver.release()
@@ -352,15 +355,12 @@ def test_a_lost_tail_of_the_ledger_is_noticed_or_read_again(bench: Bench, count:
     error = named_errors(lambda: bench.run("new"))
     if error is not None:
         assert isinstance(error, mp.errors.Incompatible), error
-        driver = Driver(
+        driver = Driver.start(
             mp.lowlevel.program(bench.app()),
             LocalRuntime(bench.storage, bench.clock),
             bench.storage,
             bench.clock,
-            partitions=1,
-            home=str(bench.folder / "new"),
-            threaded=False,
-            take_back=["out"],
+            DriverSettings(partitions=1, home=str(bench.folder / "new"), threaded=False, take_back=["out"]),
         )
         while driver.batch(Limit(1, 1 << 30)):
             pass

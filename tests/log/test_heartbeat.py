@@ -18,6 +18,7 @@ import millpond as mp
 from millpond.clock import ManualClock, SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run
+from millpond.driver.settings import DriverSettings
 from millpond.log import checked, heartbeat
 from millpond.log.heartbeat import FRESH, Heartbeat, seems_running
 from millpond.runtimes.local import LocalRuntime
@@ -34,7 +35,9 @@ def an_app(place: Path) -> mp.App:
 def a_driver(place: Path) -> Driver:
     app, storage = an_app(place), open_storage(str(place / "state"))
     runtime = LocalRuntime(storage, SystemClock())
-    return Driver(mp.lowlevel.program(app), runtime, storage, SystemClock(), partitions=1, home=app.local_dir)
+    return Driver.start(
+        mp.lowlevel.program(app), runtime, storage, SystemClock(), DriverSettings(partitions=1, home=app.local_dir)
+    )
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import millpond as mp
 from millpond.clock import ManualClock, SystemClock
 from millpond.driver import batch as batches
 from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.log.ledger import Ledger
 from millpond.maintenance.caretaker import Caretaker, verified
 from millpond.runtimes.local import LocalRuntime
@@ -213,15 +214,12 @@ def test_a_batch_above_the_floor_whose_manifest_is_older_is_refused_in_words(tmp
     app, clock = shop(tmp_path, compact_every=3, keep=2), ManualClock()
     storage = open_storage(app.state_dir)
     runtime = Slow(storage, clock)
-    driver = Driver(
+    driver = Driver.start(
         mp.lowlevel.program(app),
         runtime,
         storage,
         clock,
-        partitions=2,
-        home=app.local_dir,
-        keep=app.keep,
-        compact_every=app.compact_every,
+        DriverSettings(partitions=2, home=app.local_dir, keep=app.keep, compact_every=app.compact_every),
     )
     for number in range(22):
         driver.batch(Limit(10, 1 << 20))

@@ -16,6 +16,7 @@ from small_rebuilds import rebuild, rebuild_and_switch
 import millpond as mp
 from millpond.clock import ManualClock, SystemClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import Controls, DriverSettings
 from millpond.log.ledger import Ledger
 from millpond.maintenance.caretaker import Caretaker
 from millpond.runtimes.local import LocalRuntime
@@ -56,18 +57,19 @@ def feed(folder: Path, number: int) -> None:
 def run(app: mp.App, hook: Any = None, progress: Any = None) -> int:
     """All that is there, in batches of a file; the number of the newest record."""
     storage = open_storage(app.state_dir)
-    driver = Driver(
+    driver = Driver.start(
         mp.lowlevel.program(app),
         LocalRuntime(storage, SystemClock()),
         storage,
         SystemClock(),
-        partitions=app.partitions,
-        home=app.local_dir,
-        hook=hook,
-        threaded=False,
-        keep=app.keep,
-        compact_every=app.compact_every,
-        progress=progress,
+        DriverSettings(
+            partitions=app.partitions,
+            home=app.local_dir,
+            threaded=False,
+            keep=app.keep,
+            compact_every=app.compact_every,
+        ),
+        Controls(hook=hook, progress=progress),
     )
     while driver.batch(Limit(10, 1 << 20)):
         pass
@@ -283,7 +285,7 @@ def test_what_is_older_than_a_duration_goes_and_the_rest_stays(place: Path) -> N
     clock = ManualClock()
     storage = open_storage(app.state_dir)
     how: dict[str, Any] = {"partitions": 2, "home": app.local_dir, "threaded": False}
-    driver = Driver(mp.lowlevel.program(app), LocalRuntime(storage, clock), storage, clock, **how)
+    driver = Driver.start(mp.lowlevel.program(app), LocalRuntime(storage, clock), storage, clock, DriverSettings(**how))
     while driver.batch(Limit(10, 1 << 20)):
         clock.advance(3600)
     driver.release()

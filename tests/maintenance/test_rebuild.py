@@ -15,6 +15,7 @@ from small_rebuilds import rebuild
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.log.apps import apps
 from millpond.log.ledger import Ledger
 from millpond.runtimes.local import LocalRuntime
@@ -51,16 +52,18 @@ def feed(folder: Path, number: int, ats: Any = range(10)) -> None:
 def run(app: mp.App, rows: int = 10, batches: int = 1000) -> int:
     """Run until all is read, or for some batches; the number of the newest record."""
     storage = open_storage(app.state_dir)
-    driver = Driver(
+    driver = Driver.start(
         mp.lowlevel.program(app),
         LocalRuntime(storage, SystemClock()),
         storage,
         SystemClock(),
-        partitions=app.partitions,
-        home=app.local_dir,
-        threaded=False,
-        keep=app.keep,
-        compact_every=app.compact_every,
+        DriverSettings(
+            partitions=app.partitions,
+            home=app.local_dir,
+            threaded=False,
+            keep=app.keep,
+            compact_every=app.compact_every,
+        ),
     )
     for _ in range(batches):
         if not driver.batch(Limit(rows, 1 << 20)):

@@ -6,7 +6,6 @@ rolled-back output is visible. The invariants are checked after one more run to 
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import os
@@ -23,6 +22,7 @@ from scheduling import Killed, Point, Policy, Schedule, ScheduledStorage, Schedu
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.errors import Fenced, Incompatible, InvalidUse, MillpondError
 from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
@@ -142,18 +142,19 @@ class World:
 
     def driver(self, home: str, storage: Storage | None = None, **how: Any) -> Driver:
         app = self.app(home, storage)
-        known = inspect.signature(Driver).parameters  # the model also runs over older versions of the code
-        return Driver(
+        return Driver.start(
             mp.lowlevel.program(app),
             LocalRuntime(mp.lowlevel.storage(app), self.clock),
             mp.lowlevel.storage(app),
             self.clock,
-            partitions=app.partitions,
-            home=app.local_dir,
-            threaded=False,
-            keep=app.keep,
-            compact_every=app.compact_every,
-            **{name: value for name, value in how.items() if name in known},
+            DriverSettings(
+                partitions=app.partitions,
+                home=app.local_dir,
+                threaded=False,
+                keep=app.keep,
+                compact_every=app.compact_every,
+                **how,
+            ),
         )
 
     def ledger(self, storage: Storage | None = None) -> Ledger:

@@ -138,7 +138,7 @@ def test_a_lookup_finds_what_its_own_ledger_says(place: Path, at: int) -> None:
     for _ in MINE:
         driver.batch(WHOLE)
     its_app = an_app([*COMMON, {"key": "a", "value": 100}], [{"key": "a"}])
-    other = driver_of(its_app, open_storage(str(place / "two")), driver.home)
+    other = driver_of(its_app, open_storage(str(place / "two")), driver.settings.home)
     assert other.last.number == driver.last.number, "both build on the same number"
     close_below(str(place / "home"))
     for table in (place / "home").rglob("table-*"):

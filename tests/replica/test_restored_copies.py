@@ -11,6 +11,7 @@ import pytest
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Limit
@@ -30,8 +31,12 @@ def run(folder: Path, *values: int) -> int:
         file.writelines(json.dumps({"key": "a", "value": value}) + "\n" for value in values)
     storage, clock = open_storage(str(folder / "state")), SystemClock()
     runtime, home = LocalRuntime(storage, clock), str(folder / "local")
-    driver = Driver(
-        mp.lowlevel.program(an_app(folder)), runtime, storage, clock, partitions=1, home=home, threaded=False
+    driver = Driver.start(
+        mp.lowlevel.program(an_app(folder)),
+        runtime,
+        storage,
+        clock,
+        DriverSettings(partitions=1, home=home, threaded=False),
     )
     while driver.batch(Limit(1, 1 << 30)):
         pass

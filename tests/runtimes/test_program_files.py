@@ -348,11 +348,13 @@ rows.stateful_map("account", pay, initial=None).to("out", mp.sinks.memory())
 def once():
     from millpond.clock import SystemClock
     from millpond.driver.commit import Driver
+    from millpond.driver.settings import DriverSettings
     from millpond.runtimes.local import LocalRuntime
     from millpond.runtimes.pickling import pack_program, unpack_program
     program, clock = mp.lowlevel.program(app), SystemClock()
     runtime = LocalRuntime(mp.lowlevel.storage(app), clock, shipped=unpack_program(pack_program(program).data))
-    driver = Driver(program, runtime, mp.lowlevel.storage(app), clock, partitions=2, home=app.local_dir, threaded=False)
+    settings = DriverSettings(2, app.local_dir, threaded=False)
+    driver = Driver.start(program, runtime, mp.lowlevel.storage(app), clock, settings)
     assert driver.batch(mp.lowlevel.Limit(100, 1 << 20))
     driver.release()
     for who, account in app.state("account").items():

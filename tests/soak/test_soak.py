@@ -23,6 +23,7 @@ from small_rebuilds import rebuild
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import STEPS, Driver
+from millpond.driver.settings import Controls, DriverSettings
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Limit
@@ -124,17 +125,19 @@ class Soak:
     def run(self, app: mp.App | None = None, hook: Callable[[Any, Any], None] | None = None) -> None:
         app = app or self.app()
         storage = open_storage(app.state_dir)
-        driver = Driver(
+        driver = Driver.start(
             mp.lowlevel.program(app),
             LocalRuntime(storage, SystemClock()),
             storage,
             SystemClock(),
-            partitions=app.partitions,
-            home=app.local_dir,
-            threaded=False,
-            keep=app.keep,
-            compact_every=app.compact_every,
-            hook=hook,
+            DriverSettings(
+                partitions=app.partitions,
+                home=app.local_dir,
+                threaded=False,
+                keep=app.keep,
+                compact_every=app.compact_every,
+            ),
+            Controls(hook=hook),
         )
         while driver.batch(Limit(200, 1 << 20)):
             pass

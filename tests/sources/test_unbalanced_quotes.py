@@ -16,6 +16,7 @@ from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run
 from millpond.driver.planning import as_of
+from millpond.driver.settings import DriverSettings
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 
@@ -71,7 +72,9 @@ class Reader:
 
         def make() -> Driver:
             runtime = LocalRuntime(self.storage, self.clock)
-            return Driver(program, runtime, self.storage, self.clock, partitions=1, home=self.home, threaded=False)
+            return Driver.start(
+                program, runtime, self.storage, self.clock, DriverSettings(partitions=1, home=self.home, threaded=False)
+            )
 
         stop = Stop(self.clock, meanwhile)
         run(make, Settings("caught-up", max_rows=400), stop, self.clock)

@@ -9,6 +9,7 @@ from typing import Any
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import Controls, DriverSettings
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage
 
@@ -37,15 +38,13 @@ class Lanes:
 def driver_of(app: mp.App, storage: Storage, home: Path | str, hook: Any = None) -> Driver:
     """A new process on this storage and this host."""
     clock = ManualClock()
-    return Driver(
+    return Driver.start(
         mp.lowlevel.program(app),
         LocalRuntime(storage, clock),
         storage,
         clock,
-        partitions=app.partitions,
-        home=str(home),
-        hook=hook,
-        threaded=False,
+        DriverSettings(partitions=app.partitions, home=str(home), threaded=False),
+        Controls(hook=hook),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
@@ -90,15 +91,12 @@ class Life:
         if self._driver is None:
             app, clock = self.app, SystemClock()
             storage = open_storage(app.state_dir)
-            self._driver = Driver(
+            self._driver = Driver.start(
                 mp.lowlevel.program(app),
                 LocalRuntime(storage, clock),
                 storage,
                 clock,
-                partitions=self._partitions,
-                home=app.local_dir,
-                threaded=False,
-                bounded=False,
+                DriverSettings(partitions=self._partitions, home=app.local_dir, threaded=False, bounded=False),
             )
         return self._driver
 

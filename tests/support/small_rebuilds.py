@@ -8,11 +8,12 @@ from typing import Any
 
 import millpond as mp
 from millpond.clock import SystemClock
-from millpond.life import rebuilt
+from millpond.driver.settings import DriverSettings
+from millpond.life import run_rebuild
 from millpond.maintenance.rebuild import Rebuild
 from millpond.pipeline.graph import Program
 from millpond.runtimes.local import LocalRuntime
-from millpond.storage import open_storage
+from millpond.storage import Storage, open_storage
 
 
 def rebuild(app: mp.App, step: str, *, switch: bool = False, between: Callable[[], Any] | None = None) -> mp.Rebuilt:
@@ -25,14 +26,17 @@ def rebuild(app: mp.App, step: str, *, switch: bool = False, between: Callable[[
         if between is not None:
             between()
 
-    return rebuilt(
-        mp.lowlevel.program(app), step, storage, SystemClock(), app.local_dir, runtime, switch=switch, threaded=False
-    )
+    return run_rebuild(_rebuild_of(app, step, storage), runtime, switch=switch)
+
+
+def _rebuild_of(app: mp.App, step: str, storage: Storage) -> Rebuild:
+    settings = DriverSettings(home=app.local_dir, threaded=False)
+    return Rebuild(mp.lowlevel.program(app), step, storage, SystemClock(), settings, mp.sinks.discard())
 
 
 def rebuild_and_switch(app: mp.App, step: str, at: Any) -> None:
     """A rebuild that calls `at` at the named moments of its last act; its shadow stays."""
     storage = open_storage(app.state_dir)
-    made = Rebuild(mp.lowlevel.program(app), step, storage, SystemClock(), app.local_dir, mp.sinks.discard())
-    made.run(LocalRuntime(storage, SystemClock()), threaded=False)
+    made = _rebuild_of(app, step, storage)
+    made.run(LocalRuntime(storage, SystemClock()))
     made.switch(at)

@@ -9,6 +9,7 @@ from typing import Any
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Limit
 from millpond.storage import Storage, open_storage
@@ -41,16 +42,18 @@ def feed(folder: Path, *numbers: int) -> None:
 def driver_of(app: mp.App, storage: Storage | None = None) -> Driver:
     storage = storage or open_storage(app.state_dir)
     clock = ManualClock()
-    return Driver(
+    return Driver.start(
         mp.lowlevel.program(app),
         LocalRuntime(storage, clock),
         storage,
         clock,
-        partitions=app.partitions,
-        home=app.local_dir,
-        threaded=False,
-        keep=app.keep,
-        compact_every=app.compact_every,
+        DriverSettings(
+            partitions=app.partitions,
+            home=app.local_dir,
+            threaded=False,
+            keep=app.keep,
+            compact_every=app.compact_every,
+        ),
     )
 
 

@@ -14,11 +14,9 @@ one that claims the next number, delivers what is open, and plans on from the ne
 from __future__ import annotations
 
 import logging
-import math
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Self
 
 from millpond.clock import Clock
 from millpond.driver.batch import (
@@ -38,13 +36,13 @@ from millpond.driver.read_ahead import Ahead
 from millpond.driver.rewrite_progress import told
 from millpond.driver.runtime import Runtime
 from millpond.driver.schema_change import adaptation, check_readable
+from millpond.driver.settings import Controls, DriverSettings, Hook, StepName
 from millpond.driver.table_bootstrap import First
 from millpond.errors import InvalidUse, Unavailable
-from millpond.log.compaction import EVERY, Compactor
+from millpond.log.compaction import Compactor
 from millpond.log.compaction_job import merged as merged_runs
 from millpond.log.jobs import JobLost, ProgressCallback
 from millpond.log.record import Record
-from millpond.log.retention import Keep
 from millpond.log.rewrite import Rewriter
 from millpond.messages import EventTime, TooManyRows, TooMuch, TooSoon
 from millpond.pipeline.graph import Program
@@ -54,85 +52,94 @@ from millpond.watermarks import Quiet, began, is_due, reached
 
 log = logging.getLogger("millpond")
 
-StepName = Literal["plan", "compute", "commit", "deliver", "acknowledge", "tidy", "compact", "rewrite"]
-When = Literal["before", "during", "after"]
-Hook = Callable[[StepName, When], None]
 STEPS: tuple[StepName, ...] = ("plan", "compute", "commit", "deliver", "acknowledge", "tidy")
 ACTIONS: tuple[StepName, ...] = ("compact", "rewrite")  # that a driver takes beside its batches
 MOST_ATTEMPTS = 8  # at one batch, before the driver gives up
 
 
 class Driver:
-    """Runs an app's batches, from the claim with which it begins to its release."""
+    """Runs an app's batches, from the claim with which it begins to its release.
+
+    `Driver.start` makes one that owns its app; `close` stops its threads.
+    """
 
     def __init__(
-        self,
-        program: Program,
-        runtime: Runtime,
-        storage: Storage,
-        clock: Clock,
-        *,
-        partitions: int | None,
-        home: str | None,
-        hook: Hook | None = None,
-        threaded: bool = True,
-        stop: threading.Event | None = None,
-        bounded: bool = True,
-        every: float = math.inf,
-        keep: Keep | None = None,
-        compact_every: int = EVERY,
-        progress: ProgressCallback | None = None,
-        accept: Sequence[str] = (),
-        take_back: Sequence[str] = (),
+        self, program: Program, runtime: Runtime, owner: Owner, settings: DriverSettings, controls: Controls
     ) -> None:
-        self.program, self.runtime, self.storage, self.clock, self.home = program, runtime, storage, clock, home
-        self._at: Hook = hook or (lambda step, when: None)
-        self.owner = Owner(program, storage, clock, partitions, runtime.slots, accept=accept, take_back=take_back)
-        with self.owner.guarded():
-            self._adapt(partitions, progress)
-            self.positions = positions_of(storage, self.last)
+        storage, clock = owner.storage, owner.clock
+        self.program, self.runtime, self.storage, self.clock = program, runtime, storage, clock
+        self.owner, self.settings = owner, settings
+        self._at: Hook = controls.hook or (lambda step, when: None)
+        self.positions: Positions = {}
         self._most = self._limit = Limit(1 << 60, 1 << 60)  # what a batch may read, and what the last one was allowed
         self._unlimited: set[str] = set()  # streams whose sources plan more rows than they are asked for
-        self._quiet, self._bounded = Quiet(2 * every), bounded
+        self._quiet = Quiet(2 * settings.every)
         self._first, self._ahead = First(program, clock.monotonic()), Ahead(program, runtime)
         self.compactor = Compactor(
             program.app,
-            self.owner.id,
+            owner.id,
             storage,
-            self.owner.ledger,
+            owner.ledger,
             lambda works: runtime.each(merged_runs, works),
-            keep or Keep(),
-            threaded,
+            settings.keep,
+            settings.threaded,
             lambda when: self._at("compact", when),
-            every=compact_every,
+            every=settings.compact_every,
         )
         self.courier = Courier(
             program,
             runtime,
             storage,
             clock,
-            dict(self.last.deliveries),
+            dict(owner.last.deliveries),
             lambda parcel: self._at("deliver", "during"),
-            self.owner.announce,
-            threaded=threaded,
-            stop=stop,
+            owner.announce,
+            threaded=settings.threaded,
+            stop=controls.stop or threading.Event(),
         )
-        try:
-            with self.owner.guarded():
-                for sink, record in self.owner.targets.lost:
-                    self.courier.deliver_to(sink, record)
-                self.owner.targets.restored()
-                for record in self.owner.open_deliveries():
-                    self.courier.send(record)
-                self.courier.wait()
-                self.compactor.begin(self.last)
-        except BaseException:
-            self.close()
-            raise
 
-    def _adapt(self, partitions: int | None, progress: ProgressCallback | None) -> None:
-        """A changed program may need its state moved to other partitions, under other names, or migrated."""
-        what = adaptation(self.program, self.last, partitions)
+    @classmethod
+    def start(
+        cls,
+        program: Program,
+        runtime: Runtime,
+        storage: Storage,
+        clock: Clock,
+        settings: DriverSettings | None = None,
+        controls: Controls | None = None,
+    ) -> Self:
+        """Claim the app and return a driver that is ready for its first batch.
+
+        State that the program needs in another shape is rewritten, and the outputs that the driver before has left
+        undelivered are delivered. If any of this fails, the threads are stopped and the error is raised.
+        """
+        settings, controls = settings or DriverSettings(), controls or Controls()
+        owner = Owner.claim(program, storage, clock, settings, runtime.slots)
+        driver = cls(program, runtime, owner, settings, controls)
+        try:
+            with owner.guarded():
+                driver._rewrite_state(controls.progress)
+                driver.positions = positions_of(storage, driver.last)
+                driver._deliver_open()
+                driver.compactor.begin(driver.last)
+        except BaseException:
+            driver.close()
+            raise
+        return driver
+
+    def _deliver_open(self) -> None:
+        """Start to deliver: first what a target has lost, then what no driver has delivered yet."""
+        self.courier.start()
+        for sink, record in self.owner.targets.lost:
+            self.courier.deliver_to(sink, record)
+        self.owner.targets.restored()
+        for record in self.owner.open_deliveries():
+            self.courier.send(record)
+        self.courier.wait()
+
+    def _rewrite_state(self, progress: ProgressCallback | None) -> None:
+        """Move, rename or migrate the state, if the program has changed so that it needs that."""
+        what = adaptation(self.program, self.last, self.settings.partitions)
         why = f"{self.program.app}: {what.why}"
         rewriter = Rewriter(
             self.storage,
@@ -219,7 +226,7 @@ class Driver:
             only=plan.only,
             unsure=plan.unsure,
         )
-        bound = round(plan.now * 1_000_000) if self._bounded else None
+        bound = round(plan.now * 1_000_000) if self.settings.bounded else None
         return replace(event_time, reached=self.last.reached, bound=bound)
 
     def _compute(self, plan: Plan) -> Computed:
@@ -301,7 +308,7 @@ class Driver:
 
     def _attempt(self, plan: Plan) -> Computed | None:
         """One try at the tasks of a batch; nothing if what came back is not one whole batch."""
-        context = self.owner.context(plan.now, self.home, plan.event_time)
+        context = self.owner.context(plan.now, self.settings.home, plan.event_time)
         reading, plan.reading = self._ahead.read(plan, context), None
         if reading is not None:
             self._ahead.begin(plan, context, reading, self.positions, self._planned_next)
@@ -328,7 +335,7 @@ class Driver:
 
     def _commit(self, plan: Plan, computed: Computed) -> Record:
         self._at("commit", "before")
-        context = self.owner.context(plan.now, self.home, plan.event_time)
+        context = self.owner.context(plan.now, self.settings.home, plan.event_time)
         moved = kept_positions(self.storage, context, self.last, self.positions, computed)
         offered = spark_batches(self.storage, context, plan.offers, self.last)
         record = self.owner.write(

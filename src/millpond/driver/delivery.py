@@ -96,7 +96,7 @@ class Courier:
         announce: Callable[[str, Record], None],
         *,
         threaded: bool,
-        stop: threading.Event | None = None,
+        stop: threading.Event,
     ) -> None:
         self._program, self._runtime, self._storage, self._clock = program, runtime, storage, clock
         self._codec = Codec(program.types)
@@ -104,11 +104,14 @@ class Courier:
         self.delivered = delivered
         self._queue: queue.Queue[Record | None] = queue.Queue(maxsize=2)  # how far delivery may lag behind
         self._error: BaseException | None = None
-        self._stop = stop or threading.Event()
+        self._stop = stop
         self._hurried = self._closing = False
         self._thread = threading.Thread(target=self._work, name="millpond-delivery", daemon=True)
         self._threaded = threaded
-        if threaded:
+
+    def start(self) -> None:
+        """Start the thread, if there is to be one."""
+        if self._threaded:
             self._thread.start()
 
     def send(self, record: Record) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from millpond.clock import Clock, new_id
 from millpond.driver.delivery import delivered_rows
 from millpond.driver.planning import check_steps
 from millpond.driver.schema_change import Adaptation, adaptation, described, details
+from millpond.driver.settings import DriverSettings
 from millpond.driver.targets import Targets
 from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, Fenced, Incompatible
@@ -29,39 +30,45 @@ RECENT = 4  # records whose segments travel with a batch, so that replicas need 
 class Owner:
     """A driver's hold on its app. `last` is its newest record; a newer one of another's makes it `Fenced`."""
 
-    def __init__(
-        self,
-        program: Program,
-        storage: Storage,
-        clock: Clock,
-        partitions: int | None,
-        by_default: int,
-        *,
-        accept: Sequence[str] = (),
-        take_back: Sequence[str] = (),
-    ) -> None:
+    last: Record
+
+    def __init__(self, program: Program, ledger: Ledger, targets: Targets) -> None:
         self.id = new_id()
-        self.ledger = Ledger(storage, program.app, clock)
-        self._program, self._storage, self._clock = program, storage, clock
+        self.storage, self.clock = ledger.storage, ledger.clock
+        self.ledger, self.targets = ledger, targets
+        self._program = program
+        self._recent: list[Record] = []
+
+    @classmethod
+    def claim(
+        cls, program: Program, storage: Storage, clock: Clock, settings: DriverSettings, default_partitions: int
+    ) -> Owner:
+        """Claim the app, and bring the targets of its sinks in line with the ledger.
+
+        Raises before it has changed anything if the program does not fit the state, or if a target has taken
+        deliveries that the ledger does not contain.
+        """
         check_writable(storage, program.app)
-        self.targets = Targets(program, self.ledger, accept, take_back)
-        self.last = self._claim(partitions, by_default)
-        with self.guarded():
+        ledger = Ledger(storage, program.app, clock)
+        owner = cls(program, ledger, Targets(program, ledger, settings.accept, settings.take_back))
+        owner.last = owner._append_claim(settings.partitions, default_partitions)
+        with owner.guarded():
             # Registered first: a copy of the ledger from before a rollback then finds its target ahead, not only empty.
-            self.targets.begin(
-                self.last,
-                self.check,
-                lambda ranges: void_deliveries(program, self.ledger, program.app, ranges),
+            owner.targets.begin(
+                owner.last,
+                owner.check,
+                lambda ranges: void_deliveries(program, ledger, program.app, ranges),
                 lambda record, delivery: delivered_rows(storage, program, record, delivery),
             )
-            void_deliveries(program, self.ledger, program.app, self.last.void_ranges)
-        self._recent = [self.last]
+            void_deliveries(program, ledger, program.app, owner.last.void_ranges)
+        owner._recent = [owner.last]
+        return owner
 
-    def _claim(self, partitions: int | None, by_default: int) -> Record:
+    def _append_claim(self, partitions: int | None, default_partitions: int) -> Record:
         while True:
             last = self.ledger.newest()
             if last is None:
-                record = self._first(partitions or by_default)
+                record = self._first_record(partitions or default_partitions)
             else:
                 try:
                     self._fits(last, partitions)
@@ -78,9 +85,9 @@ class Owner:
                 continue  # another claim came first; the newest one owns the app, so ours follows it
 
     def _signed(self) -> dict[str, Any]:
-        return {"driver": self.id, "attempt": new_id(), "time": self._clock.now()}
+        return {"driver": self.id, "attempt": new_id(), "time": self.clock.now()}
 
-    def _first(self, partitions: int) -> Record:
+    def _first_record(self, partitions: int) -> Record:
         return Record(
             format=FORMAT,
             kind="claim",
@@ -192,7 +199,7 @@ class Owner:
 
     def _fenced(self) -> Fenced:
         return Fenced(
-            f"app {self._program.app!r} in {self._storage.url}: another driver owns it now. This one has "
+            f"app {self._program.app!r} in {self.storage.url}: another driver owns it now. This one has "
             "stopped; nothing is lost."
         )
 
@@ -219,7 +226,7 @@ class Owner:
             born=last.born,
             driver=self.id,
             now=now,
-            state_url=self._storage.url,
+            state_url=self.storage.url,
             home=home,
             recent={record.number: segments_by_partition(record) for record in self._recent},
             links={record.number: RecordLink.of(record) for record in self._recent},

@@ -16,6 +16,7 @@ from millpond.clock import Clock, ManualClock, new_id
 from millpond.codec import Codec, NotEncodable, decode_key, encode_key
 from millpond.driver.heartbeat_thread import HeartbeatThread
 from millpond.driver.runtime import Runtime
+from millpond.driver.settings import DriverSettings
 from millpond.errors import InvalidUse
 from millpond.log import manifest as manifests
 from millpond.log import pointer
@@ -72,13 +73,13 @@ class Rebuild:
     """One rebuild of a step, from the record that it is to reach to the removal of its shadow."""
 
     def __init__(
-        self, program: Program, step: str, storage: Storage, clock: Clock, home: str | None, sink: Sink
+        self, program: Program, step: str, storage: Storage, clock: Clock, settings: DriverSettings, sink: Sink
     ) -> None:
         if step not in program.steps:
             raise InvalidUse(
                 f"rebuild({step!r}): app {program.app!r} has no step of that name; it has: {', '.join(program.steps)}"
             )
-        self.app, self.step, self.storage, self.clock, self.home = program.app, step, storage, clock, home
+        self.app, self.step, self.storage, self.clock, self.settings = program.app, step, storage, clock, settings
         self.ledger = Ledger(storage, program.app, clock)
         target = self.ledger.newest()
         if target is None:
@@ -89,12 +90,11 @@ class Rebuild:
         self.shadow = shadow_of(program.app, new_id())
         self.program = silenced(program, self.shadow, sink)
 
-    def run(self, runtime: Runtime, **how: Any) -> None:
+    def run(self, runtime: Runtime) -> None:
         """Run all batches of the app up to the one that was its newest when the rebuild began."""
         base, commits = history(self.ledger, self.target)
-        driver = Replay(
-            self.program, runtime, self.storage, self.clock, partitions=self.target.partitions, home=self.home, **how
-        )
+        settings = replace(self.settings, partitions=self.target.partitions)
+        driver = Replay.start(self.program, runtime, self.storage, self.clock, settings)
         self._running.enter_context(HeartbeatThread(self.storage, driver.owner, self.clock))
         try:
             if base is not None:

@@ -121,7 +121,7 @@ class Replay(Driver):
                 if own is not None and (own.unit, own.newest) == (time.unit, time.newest):
                     times[name] = time
         idle = {name: frozenset(partitions) for name, partitions in began.idle.items()}
-        bound = round(now * 1_000_000) if self._bounded else None
+        bound = round(now * 1_000_000) if self.settings.bounded else None
         return EventTime(times, idle, frozenset(began.asleep), final=began.final, bound=bound)
 
     def _check(self, record: Record, end: Positions, computed: Computed) -> None:

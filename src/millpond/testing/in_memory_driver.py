@@ -15,17 +15,19 @@ from millpond.clock import ManualClock
 from millpond.codec import Codec, NotEncodable, copy_value
 from millpond.codec.refusal import short
 from millpond.driver.batch import positions_of
-from millpond.driver.commit import ACTIONS, STEPS, Driver, StepName, When
+from millpond.driver.commit import ACTIONS, STEPS, Driver
+from millpond.driver.settings import Controls, DriverSettings, StepName, When
 from millpond.errors import InvalidUse, MillpondError
-from millpond.life import rebuilt
+from millpond.life import run_rebuild
 from millpond.log import pointer
 from millpond.log.ledger import Ledger
 from millpond.log.segment import unpack_outputs
-from millpond.maintenance.rebuild import Rebuilt
+from millpond.maintenance.rebuild import Rebuild, Rebuilt
 from millpond.pipeline.graph import Deliver, Program, Read
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.base import Delivery, Sink
+from millpond.sinks.discard import DiscardSink
 from millpond.sinks.function import FunctionSink
 from millpond.sources.base import Chunk, Limit, Split
 from millpond.state_view import StateView
@@ -331,17 +333,9 @@ class TestDriver:
             yield LocalRuntime(self._storage, self.clock, shipped=self._fed(unpack_program(packed.data)))
 
         try:
-            return rebuilt(
-                replaced,
-                step,
-                self._storage,
-                self.clock,
-                self._home,
-                runtime,
-                switch=switch,
-                threaded=False,
-                bounded=False,
-            )
+            settings = DriverSettings(home=self._home, threaded=False, bounded=False)
+            rebuild = Rebuild(replaced, step, self._storage, self.clock, settings, DiscardSink())
+            return run_rebuild(rebuild, runtime, switch=switch)
         finally:
             if switch:
                 self._begin()
@@ -374,18 +368,20 @@ class TestDriver:
             lambda partition: self._point("compute", "during"),
             shipped=self._fed(shipped),
         )
-        self._driver = Driver(
+        self._driver = Driver.start(
             replaced,
             runtime,
             self._storage,
             self.clock,
-            partitions=self._partitions or self._app.partitions,
-            home=self._home,
-            hook=self._point,
-            threaded=False,
-            bounded=False,
-            keep=self._app.keep,
-            compact_every=self._app.compact_every,
+            DriverSettings(
+                partitions=self._partitions or self._app.partitions,
+                home=self._home,
+                threaded=False,
+                bounded=False,
+                keep=self._app.keep,
+                compact_every=self._app.compact_every,
+            ),
+            Controls(hook=self._point),
         )
 
     def _replaced(self, program: Program) -> Program:

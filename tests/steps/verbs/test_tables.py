@@ -15,6 +15,7 @@ from small_drivers import WHOLE, Lanes, driver_of, run_to_end
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import STEPS, Driver
+from millpond.driver.settings import DriverSettings
 from millpond.errors import Incompatible, InvalidUse, StepFailed
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
@@ -346,14 +347,12 @@ class Endless:
 def test_a_table_that_is_fed_without_an_end_holds_nobody_up_for_ever(tmp_path):
     sink, clock, storage = mp.sinks.memory(), ManualClock(), open_storage("memory://")
     app = first_program(Endless(), Lanes({"0": [{"sku": "tea"}]}), sink)
-    driver = Driver(
+    driver = Driver.start(
         mp.lowlevel.program(app),
         LocalRuntime(storage, clock),
         storage,
         clock,
-        partitions=2,
-        home=str(tmp_path),
-        threaded=False,
+        DriverSettings(partitions=2, home=str(tmp_path), threaded=False),
     )
     for _ in range(11):
         assert sink.rows == []
@@ -393,10 +392,13 @@ def test_a_stream_that_waits_for_a_table_does_not_count_as_quiet(tmp_path):
         return found
 
     def driver():
-        return Driver(
-            mp.lowlevel.program(app()), LocalRuntime(storage, clock), storage, clock, partitions=1, home=str(tmp_path),
-            threaded=False,
-        )  # fmt: skip
+        return Driver.start(
+            mp.lowlevel.program(app()),
+            LocalRuntime(storage, clock),
+            storage,
+            clock,
+            DriverSettings(partitions=1, home=str(tmp_path), threaded=False),
+        )
 
     run_to_end(driver())
     orders["0"] += [{"sku": "tea", "at": 101}]

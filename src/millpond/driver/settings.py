@@ -1,0 +1,46 @@
+"""What a driver is started with: plain values, and the callbacks through which its caller follows and stops it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from millpond.log.compaction import EVERY
+from millpond.log.jobs import ProgressCallback
+from millpond.log.retention import Keep
+
+StepName = Literal["plan", "compute", "commit", "deliver", "acknowledge", "tidy", "compact", "rewrite"]
+When = Literal["before", "during", "after"]
+Hook = Callable[[StepName, When], None]
+
+
+@dataclass(frozen=True)
+class DriverSettings:
+    """How a driver works."""
+
+    partitions: int | None = None  # None means those that the state has, or one for each slot of the runtime
+    home: str | None = None  # the folder for replicas; None lets each host choose
+    keep: Keep = field(default_factory=Keep)
+    compact_every: int = EVERY  # records
+    every: float = math.inf  # seconds between batches: a source that is silent for two of them is quiet
+    threaded: bool = True  # deliver and compact in threads of their own; tests do it where it is called
+    bounded: bool = True  # whether the clock bounds the times of rows
+    accept: Sequence[str] = ()  # sinks whose targets may hold what the ledger does not contain
+    take_back: Sequence[str] = ()  # sinks whose targets are to give that up
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What the caller of a driver hands in to follow and to stop it.
+
+    `hook(step, when)` is called at every crash point of the commit protocol, on the thread that does the step: tests
+    crash there. `progress(done, total)` is called while state is rewritten before the first batch. Once `stop` is set,
+    no sink that is unavailable is waited for.
+    """
+
+    hook: Hook | None = None
+    stop: threading.Event | None = None
+    progress: ProgressCallback | None = None
