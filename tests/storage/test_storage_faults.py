@@ -8,7 +8,7 @@ import pytest
 
 from millpond.errors import InvalidUse, MillpondError, Unavailable
 from millpond.storage import MemoryStorage
-from millpond.storage.os_errors import os_trouble
+from millpond.storage.durable import os_trouble
 from millpond.testing.faults import Call, FaultyStorage
 
 

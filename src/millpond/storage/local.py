@@ -24,7 +24,7 @@ from millpond.storage.base import (
     check_paths,
     check_range,
 )
-from millpond.storage.os_errors import os_trouble
+from millpond.storage.durable import os_trouble
 
 _NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}

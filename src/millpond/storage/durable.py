@@ -26,7 +26,7 @@ def os_trouble(where: str, verb: Literal["written", "read", "listed", "deleted"]
     """The error to raise for one of the operating system's: what was touched, what it said, what to do.
 
     >>> import errno
-    >>> from millpond.storage.os_errors import os_trouble
+    >>> from millpond.storage.durable import os_trouble
     >>> os_trouble("state_dir /data", "written", OSError(errno.ENOSPC, "No space left on device"))
     Unavailable('state_dir /data: cannot be written: the disk is full (No space left on device). What was \
 stored before is unharmed. Free some space, or raise the quota, and run again.')
