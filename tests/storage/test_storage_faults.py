@@ -8,7 +8,7 @@ import pytest
 
 from millpond.errors import InvalidUse, MillpondError, Unavailable
 from millpond.storage import MemoryStorage
-from millpond.storage.durable import os_trouble
+from millpond.storage.durable import as_millpond_error
 from millpond.testing.faults import Call, FaultyStorage
 
 
@@ -122,7 +122,7 @@ def test_calls_are_recorded_also_those_that_failed(storage: FaultyStorage) -> No
         (errno.EACCES, InvalidUse, "that this user may read and write"),
         (errno.EPERM, InvalidUse, "that this user may read and write"),
         (errno.EROFS, InvalidUse, "a disk that can be written"),
-        (errno.ENOTDIR, InvalidUse, "a part of this path is a file"),
+        (errno.ENOTDIR, InvalidUse, "A parent of this path is a file"),
         (errno.EIO, Unavailable, "just now"),
         (errno.EMFILE, Unavailable, "just now"),
     ],
@@ -130,7 +130,7 @@ def test_calls_are_recorded_also_those_that_failed(storage: FaultyStorage) -> No
 def test_what_the_operating_system_says_is_sorted_by_what_to_do_next(
     number: int, kind: type[MillpondError], words: str
 ) -> None:
-    error = os_trouble("state_dir /data", "written", OSError(number, "Its words", "/data/a"))
+    error = as_millpond_error("state_dir /data", "written", OSError(number, "Its words", "/data/a"))
     assert type(error) is kind
     assert str(error).startswith("state_dir /data: cannot be written")
     assert "Its words: /data/a" in str(error)

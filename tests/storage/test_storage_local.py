@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_made_is_said_in_words(tmp_path: Path) -> None:
     assert storage.get("a") is None
     assert [*storage.list("")] == []
     for write in (storage.put, storage.put_new):
-        with pytest.raises(InvalidUse, match=r"state_dir .*file/state: cannot be written .*choose another"):
+        with pytest.raises(InvalidUse, match=r"state_dir .*file/state: cannot be written .*Choose another"):
             write("a", b"1")
 
 
@@ -156,7 +156,7 @@ def test_a_file_does_not_take_the_place_of_a_folder(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.put("a/b", b"1")
     for write in (storage.put, storage.put_new):
-        with pytest.raises(InvalidUse, match="a folder stands there"):
+        with pytest.raises(InvalidUse, match="a folder has this name"):
             write("a", b"2")
     assert os.listdir(tmp_path) == ["a"]
 
@@ -164,14 +164,14 @@ def test_a_file_does_not_take_the_place_of_a_folder(tmp_path: Path) -> None:
 def test_a_folder_does_not_take_the_place_of_a_file(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.put("a", b"1")
-    with pytest.raises(InvalidUse, match="a part of this path is a file"):
+    with pytest.raises(InvalidUse, match="A parent of this path is a file"):
         storage.put("a/b", b"2")
     assert storage.get("a") == b"1"
 
 
 def test_a_name_that_is_too_long_is_said_in_words(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
-    with pytest.raises(InvalidUse, match="choose shorter ones"):
+    with pytest.raises(InvalidUse, match="Choose a shorter one"):
         storage.put("a" * 300, b"1")
     assert os.listdir(tmp_path) == []
 

@@ -130,7 +130,7 @@ def test_a_conflict_that_left_nothing_there_is_tried_again(gcs: GcsServer) -> No
 def test_conflicts_without_end_are_no_answer(gcs: GcsServer) -> None:
     storage = open_storage("gs://bucket/state")
     gcs.conflicts = 1_000
-    with pytest.raises(Unavailable, match=r"a met with other requests 5 times over, and none of them was kept"):
+    with pytest.raises(Unavailable, match=r"a collided with other requests 5 times over, and none of them was kept"):
         storage.put_new("a", b"one")
 
 

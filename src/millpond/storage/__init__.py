@@ -1,4 +1,4 @@
-"""Where the log lives: whole files under paths, on disk, in memory or in an object store."""
+"""Storages hold the log: whole files under paths, on a disk, in memory or in an object store."""
 
 from millpond.storage.address import is_local, open_storage
 from millpond.storage.base import Item, Storage

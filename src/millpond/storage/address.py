@@ -1,4 +1,4 @@
-"""From an address, as users write it, to the storage behind it."""
+"""Opens the storage at an address: a path or a URL."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def open_storage(url: str | os.PathLike[str]) -> Storage:
-    """The storage at a path, relative ones become absolute at once, or at a URL: `file:///folder`,
-    `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder`, `memory://name`.
+    """Open the storage at a path or a URL: `file:///folder`, `s3://bucket/folder`, `gs://bucket/folder`,
+    `az://container/folder`, `memory://name`. A relative path becomes absolute at once.
 
-    Nothing is read or written yet: a folder is made, and a bucket first asked, by the first verb.
+    Nothing is read or written yet: the first put makes the folder, and the first call connects to the bucket.
 
     >>> from millpond.storage import open_storage
     >>> open_storage("/data/state").url
@@ -50,7 +50,7 @@ file://, s3://, gs://, az:// or memory://
 
 
 def is_local(url: str | os.PathLike[str]) -> bool:
-    """Whether the address is a folder of this machine's file system.
+    """Whether the address is a folder in the file system of this machine.
 
     >>> from millpond.storage import is_local
     >>> is_local("state"), is_local("file:///data/state"), is_local("s3://bucket"), is_local("memory://")

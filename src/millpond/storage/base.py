@@ -1,4 +1,4 @@
-"""What a storage promises: whole files under paths, put-if-absent, listing in order."""
+"""The contract of storages: whole files under paths, put-if-absent, listing in order."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Protocol, runtime_checkable
 
 from millpond.errors import InvalidUse
 
-# "/"-separated names, none of them empty, "." or "..". Control characters are out because object
-# stores refuse some and file systems others, and lone surrogates because no store can encode them.
+# Names separated by "/", none of them empty, "." or "..". Control characters are refused because object stores refuse
+# some and file systems others, and lone surrogates because no store can encode them.
 _NAME = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f\ud800-\udfff]+"
 _PATH = re.compile(rf"{_NAME}(?:/{_NAME})*")
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One stored file, as `Storage.list` tells of it.
+    """One stored file, as `Storage.list` yields it.
 
     >>> from millpond.storage import Item
     >>> Item("orders/ledger/1.json", 420).size
@@ -30,16 +30,17 @@ class Item:
 
 @runtime_checkable
 class Storage(Protocol):
-    """A place for whole files that outlives the process, on disk, in memory or in an object store.
+    """A store of whole files on a disk, in memory or in an object store.
 
-    Paths are relative, "/"-separated and never hold "..": `orders/ledger/1.json`. No path is also the
-    folder of another. A name that begins with a dot is hidden: it can be put, read and deleted, but
-    `list` leaves it out. Any number of threads and processes may use one place at once, and a storage
-    can be pickled: its copy is the same place.
+    It is used on the driver and in the workers: any number of threads and processes may use one store at once. A
+    storage can be pickled; the copy is the same store. Paths are relative, separated by "/" and never contain "..":
+    `orders/ledger/1.json`. No path is also the folder of another. A name that begins with a dot is hidden: it can be
+    put, read and deleted, but `list` leaves it out.
 
-    Every verb raises `InvalidUse` for a path of another form, and where a person has to act
-    (permissions, credentials, a missing bucket); `Unavailable` where the same call may work later (a
-    full disk, the network). `millpond.testing.storage_suite` checks all that is said here.
+    Every method raises `InvalidUse` for a path of another form, and if a person has to act (permissions, credentials, a
+    missing bucket). It raises `Unavailable` if the same call may work later (a full disk, the network); the callers in
+    Millpond then try again or end the run, and never take it for "no such file". `millpond.testing.storage_suite`
+    checks all of this.
 
     >>> from millpond.storage import open_storage
     >>> storage = open_storage("memory://")
@@ -56,43 +57,43 @@ class Storage(Protocol):
     """
 
     url: str
-    """`open_storage(url)`, in another process too, gives the same place."""
+    """`open_storage(url)` opens the same store, in any process."""
 
     def get(self, path: str) -> bytes | None:
-        """The whole file as one put left it, never a mixture of two; None if nothing is there."""
+        """Return the whole file as one put left it, never a mixture of two; None if there is no file."""
         ...
 
     def get_range(self, path: str, start: int, length: int) -> bytes | None:
-        """The bytes from `start` on, at most `length`: fewer at the end of the file, none behind it.
-        None if nothing is there."""
+        """Return at most `length` bytes from `start` on: fewer at the end of the file, `b""` past it.
+        None if there is no file."""
         ...
 
     def put(self, path: str, data: bytes | memoryview) -> None:
-        """Create the file or replace it, whole or not at all. Once this returns a power loss does not
-        undo it. If it raises `Unavailable`, the file may be the old or the new one."""
+        """Create the file or replace it, whole or not at all. When this returns, the file survives a power
+        loss. If it raises `Unavailable`, the file may be the old or the new one."""
         ...
 
     def put_new(self, path: str, data: bytes | memoryview) -> bool:
-        """Create the file, unless something is there: of all who try, one gets True.
+        """Create the file unless there is one. Of all callers that try, exactly one gets True.
 
-        Whatever the answer, what is there when it comes is durable. False may mean our own put, whose
-        reply was lost, and so may `Unavailable`: the caller reads back what is there.
+        The file that is there on return survives a power loss, whoever wrote it. After False or `Unavailable`, the file
+        may be this caller's own, put by a request whose reply was lost: the caller reads it back and compares.
         """
         ...
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Item]:
-        """Every file below the folder `prefix` ("" is the root), at any depth, in the order of the paths'
-        UTF-8 bytes; only those strictly behind the path `after`, which need not exist. What others put or
-        delete meanwhile may or may not be seen."""
+        """Yield every file below the folder `prefix` ("" is the root), at any depth, in the order of the paths'
+        UTF-8 bytes; with `after`, only those strictly after that path, which need not exist. Files that are put or
+        deleted meanwhile may or may not be yielded."""
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Remove these files; those that are not there are fine. A power loss may bring some back."""
+        """Remove these files; a file that does not exist is no error. A power loss may bring some back."""
         ...
 
 
 def check_path(path: str) -> str:
-    """The path itself if it is one that every storage takes.
+    """Return the path if every storage accepts it; raise `InvalidUse` otherwise.
 
     >>> from millpond.storage.base import check_path
     >>> check_path("orders/ledger/1.json")
@@ -112,19 +113,19 @@ def check_path(path: str) -> str:
 
 
 def check_paths(paths: Iterable[str]) -> list[str]:
-    """All of them, checked before anything is done with the first.
+    """Return the paths as a list, all checked before the first is used.
 
     >>> from millpond.storage.base import check_paths
     >>> check_paths(path for path in ["a", "b/c"])
     ['a', 'b/c']
     """
-    if isinstance(paths, str):  # would otherwise be taken for one path per letter
+    if isinstance(paths, str):  # it would be taken for one path per letter
         raise InvalidUse(f"storage paths: expected several paths, got the string {paths!r}; put it in a list")
     return [check_path(path) for path in paths]
 
 
 def check_listing(prefix: str, after: str | None) -> None:
-    """Refuse what `Storage.list` does not take.
+    """Raise `InvalidUse` for arguments that `Storage.list` does not accept.
 
     >>> from millpond.storage.base import check_listing
     >>> check_listing("", after=None)
@@ -137,7 +138,7 @@ def check_listing(prefix: str, after: str | None) -> None:
 
 
 def check_range(start: int, length: int) -> None:
-    """Refuse a range that counts from the end or has less than nothing in it.
+    """Raise `InvalidUse` for a negative start or length.
 
     >>> from millpond.storage.base import check_range
     >>> check_range(-8, 8)
@@ -150,7 +151,7 @@ def check_range(start: int, length: int) -> None:
 
 
 def as_view(data: bytes | memoryview) -> memoryview:
-    """The bytes as one flat run, without a copy wherever they already are one.
+    """Return the bytes as one contiguous view, copied only if they are not contiguous.
 
     >>> from millpond.storage.base import as_view
     >>> bytes(as_view(memoryview(b"abcdef")[::2]))

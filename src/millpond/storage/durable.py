@@ -1,44 +1,212 @@
-"""What the operating system says, in words that tell the reader what to do next."""
+"""Writes files that survive a power loss, and turns errors of the operating system into ours.
+
+A write puts the data into a hidden file beside the final one, syncs it, moves it into place and syncs the folder. A
+crash at any instant leaves the old file or the new one, and at worst a hidden `.tmp-…`. Listings leave hidden files
+out; they may be deleted by hand while no writer runs.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Literal
 
+from millpond.clock import new_id
 from millpond.errors import InvalidUse, MillpondError, Unavailable
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 
-_CHOOSE = "Expected a folder that this user may read and write: change its permissions, or choose another one."
-_A_PERSON_ACTS = {
-    errno.EACCES: _CHOOSE,
-    errno.EPERM: _CHOOSE,
+
+class DurableWriter:
+    """Writes files below the folder `root`, which is made with the first of them.
+
+    When `replace` or `create` returns, the file survives a power loss. `create` uses a hard link, which appears whole
+    or fails. Some file systems have none (FAT, some FUSE and SMB mounts): there it makes an empty file exclusively and
+    replaces it by the full one, so that still one writer wins, but a reader can see the empty file, and a crash in
+    between leaves it. `hard_links=False` does that from the start. `label` is how error messages begin.
+
+    >>> import os, tempfile
+    >>> from millpond.storage.durable import DurableWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> writer = DurableWriter(folder, label=f"state_dir {folder}")
+    >>> writer.create(os.path.join(folder, "a"), memoryview(b"one"))
+    True
+    >>> writer.create(os.path.join(folder, "a"), memoryview(b"two"))
+    False
+    >>> writer.replace(os.path.join(folder, "a"), memoryview(b"two"))
+    >>> os.listdir(folder)
+    ['a']
+    """
+
+    def __init__(self, root: str, *, label: str, hard_links: bool = True) -> None:
+        self._root, self._label, self._hard_links = root, label, hard_links
+        self._durable_folders: set[str] = set()  # whose names this process has synced in their parents
+
+    def replace(self, file: str, data: memoryview) -> None:
+        """Create the file or replace it, whole or not at all."""
+        with self._stage(file, data) as temporary:
+            os.replace(temporary, file)
+
+    def create(self, file: str, data: memoryview) -> bool:
+        """Create the file, or return False if there is one. What is there on return is durable, whoever wrote it."""
+        with self._stage(file, data) as temporary:
+            try:
+                self._link(temporary, file)
+                created = True
+            except FileExistsError:
+                if os.path.isdir(file):
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file) from None
+                created = False
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+        return created
+
+    @contextmanager
+    def _stage(self, file: str, data: memoryview) -> Iterator[str]:
+        """Write the data to a synced hidden file, which the caller moves into place; then sync the folder.
+
+        The hidden file is beside `file`. A failure removes the hidden file.
+        """
+        folder = os.path.dirname(file)
+        temporary = os.path.join(folder, f".tmp-{new_id()}")
+        try:
+            if folder not in self._durable_folders:
+                self._make_durable(folder)
+            try:
+                _write_synced(temporary, data)
+            except FileNotFoundError:  # the folder was removed since it was made durable
+                self._durable_folders.clear()
+                self._make_durable(folder)
+                _write_synced(temporary, data)
+            yield temporary
+            _sync_folder(folder)
+        except BaseException as error:
+            with suppress(OSError):
+                os.unlink(temporary)
+            if isinstance(error, OSError):
+                raise as_millpond_error(self._label, "written", error) from error
+            raise
+
+    def _link(self, temporary: str, file: str) -> None:
+        """Give the staged file its name; raise FileExistsError if the name is taken."""
+        if self._hard_links:
+            try:
+                return os.link(temporary, file)
+            except OSError as error:
+                if error.errno not in _NO_HARD_LINKS:
+                    raise
+                self._hard_links = False
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        try:
+            os.replace(temporary, file)
+        except BaseException:
+            os.unlink(file)
+            raise
+
+    def _make_durable(self, folder: str) -> None:
+        """Make the folder and its parents below the root, and sync their names, once per process.
+
+        A folder that exists may have been made a moment ago by a process that has not synced its name yet, or never
+        will. So its name is synced here, too.
+        """
+        if folder in self._durable_folders:
+            return
+        is_ours = folder == self._root or folder.startswith(os.path.join(self._root, ""))
+        parent = os.path.dirname(folder)
+        if parent != folder and (is_ours or not os.path.isdir(folder)):
+            self._make_durable(parent)
+            is_new = _make_folder(folder)
+            try:
+                _sync_folder(parent)
+            except PermissionError:  # an existing root, below a folder that this user may not open
+                if is_new:
+                    raise
+        self._durable_folders.add(folder)
+
+
+def _make_folder(folder: str) -> bool:
+    """Make the folder; return False if it exists."""
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
+        return False
+    return True
+
+
+def _write_synced(file: str, data: memoryview) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+        _sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _sync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:  # some network mounts keep folders in step by themselves
+            raise
+    finally:
+        os.close(descriptor)
+
+
+# On macOS fsync leaves the data in the drive's own cache; this does not.
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+
+
+def _sync(descriptor: int) -> None:
+    if _FULL_SYNC is not None:
+        with suppress(OSError):  # not every file system has it
+            fcntl.fcntl(descriptor, _FULL_SYNC)
+            return
+    os.fsync(descriptor)
+
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+_PERMISSIONS = "Expected a folder that this user may read and write: change its permissions, or choose another folder."
+_WHAT_TO_DO = {
+    errno.EACCES: _PERMISSIONS,
+    errno.EPERM: _PERMISSIONS,
     errno.EROFS: "Expected a disk that can be written: choose a folder on another one.",
-    errno.ENOTDIR: "Expected folders all the way, and a part of this path is a file: choose another folder.",
-    errno.EISDIR: "Expected a file, and a folder stands there: move it away.",
-    errno.ENAMETOOLONG: "Expected names that the file system can hold: choose shorter ones.",
-    errno.ELOOP: "Expected a folder, and its symbolic links lead in a circle: mend them.",
+    errno.ENOTDIR: "A parent of this path is a file, not a directory. Choose another folder.",
+    errno.EISDIR: "Expected a file, but a folder has this name. Move the folder away.",
+    errno.ENAMETOOLONG: "The name is too long for this file system. Choose a shorter one.",
+    errno.ELOOP: "The symbolic links on this path lead in a circle. Correct them.",
 }
 
 
-def os_trouble(where: str, verb: Literal["written", "read", "listed", "deleted"], error: OSError) -> MillpondError:
-    """The error to raise for one of the operating system's: what was touched, what it said, what to do.
+def as_millpond_error(
+    label: str, verb: Literal["written", "read", "listed", "deleted"], error: OSError
+) -> MillpondError:
+    """Return the error to raise for one of the operating system: what was touched, the reason, what to do.
+
+    It is `InvalidUse` if a person has to act, and `Unavailable` if the same call may work later.
 
     >>> import errno
-    >>> from millpond.storage.durable import os_trouble
-    >>> os_trouble("state_dir /data", "written", OSError(errno.ENOSPC, "No space left on device"))
+    >>> from millpond.storage.durable import as_millpond_error
+    >>> as_millpond_error("state_dir /data", "written", OSError(errno.ENOSPC, "No space left on device"))
     Unavailable('state_dir /data: cannot be written: the disk is full (No space left on device). What was \
 stored before is unharmed. Free some space, or raise the quota, and run again.')
     """
     reason = error.strerror or str(error)
     if error.filename is not None:
         reason += f": {os.fsdecode(error.filename)}"
-    if error.errno in _NO_ROOM:
+    if error.errno in _NO_SPACE:
         return Unavailable(
-            f"{where}: cannot be {verb}: the disk is full ({reason}). What was stored before is unharmed. "
+            f"{label}: cannot be {verb}: the disk is full ({reason}). What was stored before is unharmed. "
             "Free some space, or raise the quota, and run again."
         )
-    if error.errno in _A_PERSON_ACTS:
-        return InvalidUse(f"{where}: cannot be {verb} ({reason}). {_A_PERSON_ACTS[error.errno]}")
-    return Unavailable(f"{where}: cannot be {verb} just now ({reason}). Try again; if it stays, look at the disk.")
+    if error.errno in _WHAT_TO_DO:
+        return InvalidUse(f"{label}: cannot be {verb} ({reason}). {_WHAT_TO_DO[error.errno]}")
+    return Unavailable(f"{label}: cannot be {verb} just now ({reason}). Try again; if it stays, look at the disk.")

@@ -1,4 +1,4 @@
-"""Storage in this process' memory, for tests and tries: nothing outlives the process."""
+"""Storage in the memory of this process, for tests and experiments. It ends with the process."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from millpond.storage.base import (
 
 
 @dataclass
-class _Place:
-    """The files of one name. `paths` holds the keys of `files` in order; both change under the lock."""
+class _Files:
+    """The files of one store. `paths` holds the keys of `files` in order; both change under the lock."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
 
 
-# Kept until the process ends, for an app may hold on to nothing but the url.
-_places: dict[str, _Place] = {}
-_places_lock = Lock()
+# Kept until the process ends, because an app may hold nothing but the URL.
+_stores: dict[str, _Files] = {}
+_stores_lock = Lock()
 
 
 class MemoryStorage:
-    """A place that all who open its name in this process share; without a name a new one of its own.
+    """A store that is shared by all who open its name in this process; without a name, a new one.
 
     >>> from millpond.storage import MemoryStorage, open_storage
     >>> storage = MemoryStorage()
@@ -49,8 +49,8 @@ class MemoryStorage:
     def __init__(self, name: str | None = None) -> None:
         name = name or new_id()
         self.url = f"memory://{name}"
-        with _places_lock:
-            self._place = _places.setdefault(name, _Place())
+        with _stores_lock:
+            self._store = _stores.setdefault(name, _Files())
 
     def __repr__(self) -> str:
         return f"MemoryStorage({self.url.removeprefix('memory://')!r})"
@@ -59,7 +59,7 @@ class MemoryStorage:
         return MemoryStorage, (self.url.removeprefix("memory://"),)
 
     def get(self, path: str) -> bytes | None:
-        return self._place.files.get(check_path(path))
+        return self._store.files.get(check_path(path))
 
     def get_range(self, path: str, start: int, length: int) -> bytes | None:
         check_range(start, length)
@@ -74,7 +74,7 @@ class MemoryStorage:
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Item]:
         check_listing(prefix, after)
-        place = self._place
+        place = self._store
         with place.lock:
             # "0" is the character behind "/": between the two lie exactly the folder's own paths.
             first = bisect_left(place.paths, f"{prefix}/") if prefix else 0
@@ -85,14 +85,14 @@ class MemoryStorage:
         return (item for item in found if not is_hidden(item.path, prefix))
 
     def delete(self, paths: Iterable[str]) -> None:
-        place, gone = self._place, check_paths(paths)
+        place, gone = self._store, check_paths(paths)
         with place.lock:
             for path in gone:
                 if place.files.pop(path, None) is not None:
                     del place.paths[bisect_left(place.paths, path)]
 
     def _write(self, path: str, data: bytes, *, replace: bool) -> bool:
-        place = self._place
+        place = self._store
         with place.lock:
             if path not in place.files:
                 insort(place.paths, path)

@@ -27,19 +27,19 @@ from millpond.storage.base import (
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-# Up to here a put is one request; above it obstore sends parts side by side and joins them at the end.
-_PART = 16 * 1024 * 1024
-_PAGE = 1_000
-_CONFLICTS = 5
+# Up to this size a put is one request; above it obstore sends parts side by side and joins them at the end.
+_REQUEST_BYTES = 16 * 1024 * 1024
+_PAGE_ITEMS = 1_000
+_MAX_CONFLICTS = 5
 
-# The process that first asked an object store for something: obstore's threads run there and nowhere else.
-_user: int | None = None
+# The process that first used an object store: obstore's threads run in it and in no other.
+_client_process: int | None = None
 
 
 class ObjectStorage:
     """A bucket, or a folder in one: `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder`.
 
-    A request that fails in passing is sent again, up to `retries` times and half a minute, before
+    A request that fails for a moment is sent again, up to `retries` times within half a minute, before
     `Unavailable` is raised.
 
     >>> from millpond.storage import ObjectStorage
@@ -50,7 +50,7 @@ class ObjectStorage:
     def __init__(self, url: str, *, retries: int = 8) -> None:
         self.url = url.rstrip("/")
         self._retries = retries
-        self._opened = _open(self.url, retries)
+        self._opened = _connect(self.url, retries)
 
     def __repr__(self) -> str:
         return f"ObjectStorage({self.url!r})"
@@ -60,14 +60,14 @@ class ObjectStorage:
 
     @property
     def _store(self) -> ObjectStore:
-        """The client, for a process in which it works; in a forked one it would wait for ever."""
-        global _user
-        if _user is None:
-            _user = os.getpid()
-        elif _user != os.getpid():
+        """The client; raises InvalidUse in a forked process, where it would wait for ever."""
+        global _client_process
+        if _client_process is None:
+            _client_process = os.getpid()
+        elif _client_process != os.getpid():
             raise InvalidUse(
                 f"state_dir {self.url}: this process was forked from one that had used an object store, and "
-                "the client does not live through a fork. Start processes with multiprocessing's 'spawn'."
+                "the client does not survive a fork. Start processes with multiprocessing's 'spawn'."
             )
         return self._opened
 
@@ -81,7 +81,7 @@ class ObjectStorage:
         except Exception as error:
             if _is_missing_object(error):
                 return None
-            raise _trouble(self.url, "read", error) from error
+            raise _as_millpond_error(self.url, "read", error) from error
 
     def get_range(self, path: str, start: int, length: int) -> bytes | None:
         import obstore
@@ -89,7 +89,7 @@ class ObjectStorage:
         check_path(path)
         check_range(start, length)
         store = self._store
-        if length == 0:  # no range of HTTP is empty
+        if length == 0:  # HTTP has no empty range
             return None if self._size(path) is None else b""
         try:
             return obstore.get_range(store, path, start=start, length=length).to_bytes()
@@ -98,7 +98,7 @@ class ObjectStorage:
                 return None
             if "status code: 416" in str(error) and start >= (self._size(path) or 0):
                 return b""
-            raise _trouble(self.url, "read", error) from error
+            raise _as_millpond_error(self.url, "read", error) from error
 
     def put(self, path: str, data: bytes | memoryview) -> None:
         import obstore
@@ -106,9 +106,9 @@ class ObjectStorage:
         check_path(path)
         store, view = self._store, as_view(data)
         try:
-            obstore.put(store, path, view, chunk_size=_PART)
+            obstore.put(store, path, view, chunk_size=_REQUEST_BYTES)
         except Exception as error:
-            raise _trouble(self.url, "written", error) from error
+            raise _as_millpond_error(self.url, "written", error) from error
 
     def put_new(self, path: str, data: bytes | memoryview) -> bool:
         import obstore
@@ -116,25 +116,25 @@ class ObjectStorage:
 
         check_path(path)
         store, view = self._store, as_view(data)
-        for _ in range(_CONFLICTS):
+        for _ in range(_MAX_CONFLICTS):
             try:
                 obstore.put(store, path, view, mode="create")
                 return True
             except (AlreadyExistsError, PreconditionError):
-                # A store also answers "conflict" when two requests met and neither was kept, and obstore
-                # reports that in the same words. Only what can be seen there was there.
+                # A store also answers "conflict" if two requests collided and neither was kept, and obstore
+                # reports that in the same words. So look whether there is an object.
                 if self._size(path) is not None:
                     return False
             except Exception as error:
-                raise _trouble(self.url, "written", error) from error
+                raise _as_millpond_error(self.url, "written", error) from error
         raise Unavailable(
-            f"state_dir {self.url}: cannot be written just now: {path} met with other requests {_CONFLICTS} "
+            f"state_dir {self.url}: cannot be written just now: {path} collided with other requests {_MAX_CONFLICTS} "
             "times over, and none of them was kept. Try again."
         )
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Item]:
         check_listing(prefix, after)
-        return self._listed(prefix, after)
+        return self._list(prefix, after)
 
     def delete(self, paths: Iterable[str]) -> None:
         import obstore
@@ -144,21 +144,21 @@ class ObjectStorage:
             obstore.delete(store, gone)
         except Exception as error:
             if not _is_missing_object(error):
-                raise _trouble(self.url, "deleted", error) from error
+                raise _as_millpond_error(self.url, "deleted", error) from error
             # Some stores stop at the first object that is not there.
             if len(gone) > 1:
                 for path in gone:
                     self.delete([path])
 
-    def _listed(self, prefix: str, after: str | None) -> Iterator[Item]:
+    def _list(self, prefix: str, after: str | None) -> Iterator[Item]:
         import obstore
 
         store, found = self._store, []
         try:
-            for page in obstore.list(store, prefix or None, offset=after, chunk_size=_PAGE):
+            for page in obstore.list(store, prefix or None, offset=after, chunk_size=_PAGE_ITEMS):
                 found += [(meta["path"], meta["size"]) for meta in page]
         except Exception as error:
-            raise _trouble(self.url, "listed", error) from error
+            raise _as_millpond_error(self.url, "listed", error) from error
         # Not every store lists in order, nor does obstore promise it; sorting what is sorted costs little.
         for path, size in sorted(found):
             if path != prefix and not is_hidden(path, prefix):
@@ -173,11 +173,11 @@ class ObjectStorage:
         except Exception as error:
             if _is_missing_object(error):
                 return None
-            raise _trouble(self.url, "read", error) from error
+            raise _as_millpond_error(self.url, "read", error) from error
 
 
-def _open(url: str, retries: int) -> ObjectStore:
-    from obstore.store import from_url  # here, because most programs never open an object store
+def _connect(url: str, retries: int) -> ObjectStore:
+    from obstore.store import from_url  # imported here: most programs never open an object store
 
     try:
         check_path(url.partition("://")[2])
@@ -202,7 +202,7 @@ def _reopen(url: str, retries: int) -> ObjectStorage:
 
 
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
-# Where a client looks for a machine's own role when it was given no keys.
+# The addresses at which a client looks for the machine's role if it was given no keys.
 _ROLE_SERVICE = re.compile(
     r"169\.254\.\d+\.\d+|/latest/api/token|/latest/meta-data|metadata\.google\.internal|/computeMetadata|"
     r"/metadata/identity|/oauth2/token"
@@ -216,29 +216,30 @@ def _is_missing_object(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """What obstore says for people; behind it the same comes once more, as Rust prints it."""
+    """Return the readable part of obstore's message; the rest repeats it as Rust prints it."""
     return " ".join(str(error).partition("\n\nDebug source:")[0].split())
 
 
-def _trouble(url: str, verb: str, error: Exception) -> MillpondError:
+def _as_millpond_error(url: str, verb: str, error: Exception) -> MillpondError:
+    """Return the error to raise for one of obstore's: the address, what is wrong, the reason, what to do."""
     reason = _reason(error)
-    kind, what, todo = _diagnosis(error, reason)
+    kind, what, todo = _diagnose(error, reason)
     shown = reason if len(reason) <= 500 else reason[:500] + "…"
     return kind(f"state_dir {url}: cannot be {verb}: {what} ({shown}). {todo}")
 
 
-def _diagnosis(error: Exception, reason: str) -> tuple[type[InvalidUse] | type[Unavailable], str, str]:
-    """Who has to act, what is wrong, what to do."""
+def _diagnose(error: Exception, reason: str) -> tuple[type[InvalidUse] | type[Unavailable], str, str]:
+    """Return the kind of error, what is wrong and what to do."""
     from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
 
     if isinstance(error, FileNotFoundError) or _NO_BUCKET.search(reason):
-        return InvalidUse, "the bucket does not exist", "Make it, or choose another one."
+        return InvalidUse, "the bucket does not exist", "Create it, or choose another one."
     if isinstance(error, PermissionDeniedError | UnauthenticatedError) or _FORBIDDEN.search(reason):
         todo = "Expected credentials in the environment that may read, write, list and delete objects there."
         return InvalidUse, "these credentials are not allowed to", todo
     if _ROLE_SERVICE.search(reason):
         todo = "Set the store's environment variables, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
-        return InvalidUse, "no credentials were found, and this machine has no role of its own", todo
+        return InvalidUse, "no credentials were found, and this machine has no role", todo
     if isinstance(error, NotImplementedError | NotSupportedError) or "status code: 501" in reason:
         todo = "A ledger needs it: choose a store that has it, and leave AWS_CONDITIONAL_PUT unset."
         return InvalidUse, "the store has no put-if-absent, or it is switched off", todo
