@@ -137,7 +137,7 @@ class Shown:
 
 
 def test_a_name_without_an_example_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for thing in (Shown, Shown.bare, Shown.told, Shown.size.fget):
+    for thing in (Shown, Shown.bare, Shown.told, Shown.size.fget):  # type: ignore[attr-defined]
         monkeypatch.setattr(thing, "__module__", "millpond.somewhere")
     assert list(without_example("mp.Shown", Shown)) == ["mp.Shown.bare"]
     assert list(without_example("mp.bare", Shown.bare)) == ["mp.bare"]

@@ -88,7 +88,8 @@ def test_a_crash_judges_no_row_twice(step: Any, when: Any) -> None:
 
 def test_datetimes_text_and_epochs_are_the_same_instants() -> None:
     app = mp.App("kinds", partitions=1)
-    for name, timestamp in {"plain": "at", "ms": mp.epoch_ms("at"), "s": mp.epoch_s("at")}.items():
+    timestamps: dict[str, Any] = {"plain": "at", "ms": mp.epoch_ms("at"), "s": mp.epoch_s("at")}
+    for name, timestamp in timestamps.items():
         app.stream(name, mp.sources.rows([]), timestamp=timestamp).on_time.to(f"{name} out", mp.sinks.memory())
     with mp.testing.TestDriver(app) as driver:
         for stamp in (NOON, NOON.isoformat(), "2024-05-01T14:00:00+02:00", "2024-05-01T12:00:00Z"):
@@ -258,7 +259,7 @@ def test_typed_columns_text_and_objects_have_the_same_times(tmp_path: Any, parti
             DriverSettings(partitions=partitions, home=str(tmp_path / "local"), threaded=False),
         )
         driver.batch(Limit(1000, 1 << 20))
-        seen[form] = sorted(mp.lowlevel.program(app).sinks["out"].rows)
+        seen[form] = sorted(mp.lowlevel.program(app).sinks["out"].rows)  # type: ignore[attr-defined]
         assert driver.last.watermarks["rows"].watermark == int((NOON + timedelta(seconds=9)).timestamp()) * 1_000_000
     assert seen["parquet"] == seen["jsonl"] == sorted(zip("aba", stamps, strict=True))
 

@@ -159,7 +159,8 @@ def test_without_a_field_the_row_itself_is_taken():
         (mp.top(1, by="id"), [rows[0]]),
     ):
         assert aggregation.result(fold(aggregation, rows)) == expected
-    for aggregation, expected in ((mp.sum(), 6), (mp.max(), 3), (mp.distinct(), [3, 1, 2]), (mp.top(2), [3, 2])):
+    cases: list[Any] = [(mp.sum(), 6), (mp.max(), 3), (mp.distinct(), [3, 1, 2]), (mp.top(2), [3, 2])]
+    for aggregation, expected in cases:
         assert aggregation.result(fold(aggregation, [3, 1, 2] if expected != 6 else [1, 2, 3])) == expected
 
 
@@ -323,19 +324,19 @@ def test_values_that_do_not_fit_are_refused_in_words(aggregation, values, text):
 def test_wrong_arguments_are_refused_when_the_aggregation_is_made():
     for make, text in (
         (
-            lambda: mp.sum(3),
+            lambda: mp.sum(3),  # type: ignore[arg-type]
             'sum(3): expected the name of a field or a function of the row, got 3; for example sum("amount")',
         ),
-        (lambda: mp.top(2, by=3), "top(2, by=3): expected the name of a field or a function of the row, got 3"),
+        (lambda: mp.top(2, by=3), "top(2, by=3): expected the name of a field or a function of the row, got 3"),  # type: ignore[arg-type]
         (lambda: mp.top(0), "top(k): expected how many to keep, a whole number from 1, got 0"),
-        (lambda: mp.top("v"), "top(k): expected how many to keep, a whole number from 1, got 'v'"),
-        (lambda: mp.aggregation(initial=0, update=None), "aggregation(update=): expected a function, got None"),
+        (lambda: mp.top("v"), "top(k): expected how many to keep, a whole number from 1, got 'v'"),  # type: ignore[arg-type]
+        (lambda: mp.aggregation(initial=0, update=None), "aggregation(update=): expected a function, got None"),  # type: ignore[arg-type]
         (
-            lambda: mp.aggregation(initial=0, update=lambda a, r: a, merge=1),
+            lambda: mp.aggregation(initial=0, update=lambda a, r: a, merge=1),  # type: ignore[arg-type]
             "aggregation(merge=): expected a function, got 1",
         ),
         (
-            lambda: mp.aggregation(initial=0, update=lambda a, r: a, result="x"),
+            lambda: mp.aggregation(initial=0, update=lambda a, r: a, result="x"),  # type: ignore[arg-type]
             "aggregation(result=): expected a function, got 'x'",
         ),
     ):

@@ -7,7 +7,7 @@ import re
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 from zlib import crc32
 from zoneinfo import ZoneInfo
@@ -21,7 +21,7 @@ from millpond.codec import decode_key, encode_key, encode_keys, partition_of, pa
 from millpond.errors import Corrupt, InvalidUse
 
 zones = st.one_of(st.none(), st.timezones(), st.integers(-86_399, 86_399).map(lambda s: timezone(timedelta(seconds=s))))
-datetimes = st.datetimes(datetime(2, 1, 1), datetime(9998, 12, 31), timezones=zones)
+datetimes = st.datetimes(datetime(2, 1, 1), datetime(9998, 12, 31), timezones=zones)  # type: ignore[arg-type]
 atoms = st.one_of(
     st.text(),
     st.sampled_from(["", "1", "true", "null", '{"$tuple":[1]}', "$", "\x00\n\r\u2028\x7f", "a" * 10_000]),
@@ -213,11 +213,11 @@ def test_a_datetime_whose_tzinfo_gives_no_offset_is_refused():
     with pytest.raises(
         InvalidUse, match=r"^key: expected a datetime whose tzinfo gives an offset, got .*; use datetime.timezone"
     ):
-        encode_key(datetime(2024, 1, 1, tzinfo=Nowhere()))
+        encode_key(datetime(2024, 1, 1, tzinfo=Nowhere()))  # type: ignore[abstract]
 
 
 def test_tuples_nested_too_deep_are_refused():
-    key = ()
+    key: tuple[Any, ...] = ()
     for _ in range(99):
         key = (key,)
     assert decode_key(encode_key(key)) == key

@@ -214,7 +214,7 @@ def test_a_tzinfo_without_an_offset_is_refused():
         def utcoffset(self, when):
             return None
 
-    for value in (datetime(2024, 1, 1, tzinfo=Nowhere()), time(1, tzinfo=Nowhere())):
+    for value in (datetime(2024, 1, 1, tzinfo=Nowhere()), time(1, tzinfo=Nowhere())):  # type: ignore[abstract]
         assert refusal([value]) == (
             "value[0]: cannot store a time whose tzinfo gives no offset; use datetime.timezone, "
             "zoneinfo.ZoneInfo or a time without tzinfo"

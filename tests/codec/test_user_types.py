@@ -99,7 +99,7 @@ def test_a_cached_property_is_no_field_and_is_computed_again():
 
 def test_an_attribute_that_is_no_field_is_refused_rather_than_lost():
     account = Account("ada")
-    account.note = "!"
+    account.note = "!"  # type: ignore[attr-defined]
     with pytest.raises(NotEncodable) as e:
         codec.encode({"accounts": [account]})
     assert str(e.value) == (
@@ -110,7 +110,7 @@ def test_an_attribute_that_is_no_field_is_refused_rather_than_lost():
 
 def test_a_dataclass_that_is_also_a_dict_is_refused():
     @dataclass
-    class Both(dict):
+    class Both(dict[str, int]):
         n: int = 0
 
     with pytest.raises(NotEncodable, match=r"it would come back as a plain dict: store dict\(…\) of it instead"):
@@ -135,7 +135,7 @@ def test_a_field_with_a_property_behind_it_is_stored_through_it():
     def write(self, n):
         self.__dict__["n"] = n
 
-    Guarded.n = property(lambda self: self.__dict__["n"], write)
+    Guarded.n = property(lambda self: self.__dict__["n"], write)  # type: ignore[assignment]
     back = codec.decode(codec.encode(Guarded(4)))
     assert back.n == 4
 

@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal, localcontext
 from math import copysign, inf, isnan, nan
+from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -132,7 +133,7 @@ def test_a_part_that_is_shared_is_no_cycle():
 
 def test_values_nested_a_hundred_deep_come_back():
     for wrap in (lambda v: [v], lambda v: (v,), lambda v: {"a": v}, lambda v: {1: v}):
-        value = 1
+        value: Any = 1
         for _ in range(100):
             value = wrap(value)
         assert codec.decode(codec.encode(value)) == value

@@ -167,7 +167,7 @@ class Losing(LocalRuntime):
         assert reading is not None
         self.calls += 1
         if self.calls % 2:
-            reading.progress = lambda: None
+            reading.progress = lambda: None  # type: ignore[method-assign]
         if self.calls % 3 == 0:
             reading.tasks = -1
         return reading

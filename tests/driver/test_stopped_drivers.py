@@ -22,7 +22,7 @@ from millpond.sinks.base import Delivery
 from millpond.sources.base import Limit
 from millpond.storage import open_storage
 
-ROWS = [{"id": i, "key": f"k{i % 7}", "value": i} for i in range(60)]
+ROWS: list[Any] = [{"id": i, "key": f"k{i % 7}", "value": i} for i in range(60)]
 # Only a streaming DataFrame is told anything in the middle of `acknowledge`.
 POINTS = [(s, w) for s in STEPS for w in ("before", "during", "after") if (s, w) != ("acknowledge", "during")]
 

@@ -219,7 +219,8 @@ class Parked:
     """Runs a function in a thread, up to the moment at which something in it waits for `go_on`."""
 
     def __init__(self) -> None:
-        self._reached, self._go, self.error = threading.Event(), threading.Event(), None
+        self._reached, self._go = threading.Event(), threading.Event()
+        self.error: BaseException | None = None
         self._armed = True
 
     def wait_here(self) -> None:
@@ -233,7 +234,7 @@ class Parked:
             try:
                 work()
             except BaseException as error:
-                self.error: BaseException | None = error
+                self.error = error
 
         self._thread = threading.Thread(target=body)
         self._thread.start()

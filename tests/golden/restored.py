@@ -27,7 +27,8 @@ def app(folder: Path, name: str = "again") -> mp.App:
     """Windows and a join that keep rows in the order of arrival."""
     made = mp.App(name, str(folder / "state"), 1, local_dir=str(folder / "local"))
     left, right = (made.stream(s, mp.sources.files(folder / s), timestamp="t").key_by("k") for s in ("left", "right"))
-    for name_, window in {"fixed": mp.tumbling(100), "session": mp.session(50), "sliding": mp.sliding(50)}.items():
+    windows: dict[str, Any] = {"fixed": mp.tumbling(100), "session": mp.session(50), "sliding": mp.sliding(50)}
+    for name_, window in windows.items():
         left.window(name_, window, grace=0).aggregate(all=mp.collect("v"), last=mp.last("v")).to(
             f"{name_} out", mp.sinks.files(folder / "out" / name_)
         )

@@ -31,7 +31,7 @@ from millpond.sources.base import Limit
 from millpond.storage import MemoryStorage
 from millpond.testing.faults import Copy, FaultyStorage
 
-ROWS = [{"id": i, "key": "abc"[i % 3], "value": i + 1} for i in range(14)]
+ROWS: list[Any] = [{"id": i, "key": "abc"[i % 3], "value": i + 1} for i in range(14)]
 FEW = 11  # rows that are read before the damage
 BITS = 4  # of each file, beside the first and the last one
 
@@ -172,7 +172,7 @@ def bits(data: bytes, seed: int) -> list[int]:
     return [0, 8 * len(data) - 1, *(chance.randrange(8 * len(data)) for _ in range(BITS))]
 
 
-def named_errors(what: Callable[[], object]) -> MillpondError | None:
+def named_errors(what: Callable[..., object]) -> MillpondError | None:
     """The error that it raised, if it is one of Millpond's; any other one fails the test."""
     try:
         what()

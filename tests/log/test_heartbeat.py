@@ -17,9 +17,10 @@ import pytest
 import millpond as mp
 from millpond.clock import ManualClock, SystemClock
 from millpond.driver.commit import Driver
+from millpond.driver.heartbeat_thread import HeartbeatThread
 from millpond.driver.loop import Settings, run
 from millpond.driver.settings import DriverSettings
-from millpond.log import checked, heartbeat
+from millpond.log import checked
 from millpond.log.heartbeat import FRESH, Heartbeat, seems_running
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
@@ -161,7 +162,7 @@ def test_the_refusal_says_how_to_get_out_and_force_is_the_way(place: Path, what:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat.HeartbeatThread.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(HeartbeatThread.__init__, "__defaults__", (0.05,))
 
 
 class Running:

@@ -143,7 +143,7 @@ POINTS = [(at, when) for at in STEPS for when in WHENS if (at, when) != ("acknow
 @pytest.mark.parametrize("at, when", POINTS)
 def test_a_driver_that_slept_at_any_point_while_another_worked_does_no_harm(storage, tmp_path, at, when):
     """The older driver stops for a while in the middle of its second batch; a newer one comes, works, and goes on."""
-    lanes = {"0": [{"key": "ab"[n % 2], "n": n} for n in range(6)]}
+    lanes: dict[str, list[Any]] = {"0": [{"key": "ab"[n % 2], "n": n} for n in range(6)]}
     held: dict[str, list[Any]] = {}
 
     def build() -> mp.App:

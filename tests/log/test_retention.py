@@ -297,7 +297,7 @@ def test_a_rollback_to_what_is_damaged_commits_nothing(
     with pytest.raises(mp.errors.Corrupt, match=file.name):
         app.rollback(batch)
     assert totals(app) == before
-    assert mp.open(app.state_dir, "shop").newest.kind == "claim"  # type: ignore[union-attr]
+    assert mp.open(app.state_dir, "shop").newest.kind == "claim"
 
 
 @pytest.mark.parametrize("keep", [1, 4])

@@ -288,6 +288,6 @@ def test_verify_says_what_it_has_checked(everything: mp.App, tmp_path: Path) -> 
     assert (verdict.kinds["floor"], verdict.kinds["heartbeat"], verdict.kinds["spark file"]) == (1, 1, 1)
     small = sum(verdict.kinds[name] for name in ("record", "floor", "heartbeat"))
     assert sum(verdict.kinds.values()) == verdict.files + small
-    there = [path for path in files(tmp_path / "state") if kind_of(path).name == "state segment"]  # type: ignore[union-attr]
+    there = [path for path in files(tmp_path / "state") if kind_of(path).name == "state segment"]
     orphans = [path for path in verdict.orphans if "/steps/" in path]
     assert verdict.kinds["state segment"] == len(there) - len(orphans)

@@ -256,7 +256,7 @@ def test_a_compaction_that_dies_half_way_leaves_nothing_behind_for_long() -> Non
         for number in range(10):
             driver.send("rows", [{"k": number % 3}])
         for when in ("before", "during", "after"):
-            driver.crash("compact", when)  # type: ignore[arg-type]
+            driver.crash("compact", when)
             with pytest.raises(mp.testing.Crashed):
                 for number in range(10):
                     driver.send("rows", [{"k": number % 3}])

@@ -195,7 +195,7 @@ def roll_back(driver: mp.testing.TestDriver, storage: Storage, batches: int) -> 
     driver.restart()
     newest = Ledger(storage, "all", SystemClock()).newest()
     assert newest is not None
-    driver._driver.release()  # type: ignore[union-attr]
+    driver._driver.release()
     with contextlib.suppress(mp.errors.InvalidUse):  # that batch was set aside before
         Caretaker(storage, "all", driver.clock).rollback(max(0, newest.number - batches))
     driver.restart()

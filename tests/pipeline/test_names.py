@@ -98,7 +98,7 @@ def test_the_longest_names_work_everywhere(tmp_path: Path, long: str, format: An
     again = mp.App(name("r"), str(tmp_path / "other"), local_dir=str(tmp_path / "local"))
     again.restore(tmp_path / "saved")
     assert dict(mp.open(str(tmp_path / "other"), name("r")).state(name("t")).items()) == {"x": 3, "y": 5}
-    an_app(rows).rollback(mp.open(app.state_dir, name("a")).newest.number - 4)  # type: ignore[union-attr]
+    an_app(rows).rollback(mp.open(app.state_dir, name("a")).newest.number - 4)
     an_app(rows).clear_state()
     shutil.rmtree(tmp_path / "local", ignore_errors=True)
 

@@ -161,7 +161,7 @@ def test_however_often_panes_are_shown_their_sum_is_that_of_the_final_ones(
     batches: list[Any], window: Any, trigger: Any
 ) -> None:
     def app(**how: Any) -> mp.App:
-        grace = {} if window == mp.global_window() else {"grace": 100}
+        grace: dict[str, Any] = {} if window == mp.global_window() else {"grace": 100}
         made = mp.App("fuzz", partitions=2)
         rows = made.stream("rows", mp.sources.rows([]), timestamp="t", disorder=100).key_by("k")
         panes = rows.window("w", window, **grace, **how).aggregate(n=mp.count(), sum=mp.sum("v"))

@@ -138,7 +138,7 @@ def test_a_lookup_finds_what_its_own_ledger_says(place: Path, at: int) -> None:
     for _ in MINE:
         driver.batch(WHOLE)
     its_app = an_app([*COMMON, {"key": "a", "value": 100}], [{"key": "a"}])
-    other = driver_of(its_app, open_storage(str(place / "two")), driver.settings.home)
+    other = driver_of(its_app, open_storage(str(place / "two")), driver.settings.home)  # type: ignore[arg-type]
     assert other.last.number == driver.last.number, "both build on the same number"
     close_below(str(place / "home"))
     for table in (place / "home").rglob("table-*"):
@@ -147,6 +147,6 @@ def test_a_lookup_finds_what_its_own_ledger_says(place: Path, at: int) -> None:
     storage.before(f"/ledger/{at:020d}.json", lambda: other.batch(WHOLE))
     driver.batch(WHOLE)
     assert not storage.path, "the other copy was to run meanwhile"
-    assert mp.lowlevel.program(app).sinks["out"].rows == [{"key": "a", "value": 10}]
+    assert mp.lowlevel.program(app).sinks["out"].rows == [{"key": "a", "value": 10}]  # type: ignore[attr-defined]
     driver.close()
     other.close()

@@ -15,11 +15,11 @@ import pytest
 import replica_workers
 from replica_workers import after, catch_up, die_while_applying, die_while_reading, folded, records, wrong
 
+from millpond.clock import boot
 from millpond.errors import Unavailable
 from millpond.log.segment import Change
 from millpond.replica import View
 from millpond.replica import cell_format as cells
-from millpond.replica import folders as home
 from millpond.replica.lmdb_store import MOST_OPEN, Applied, Replica, close_below, replicated
 
 KEYS = 400
@@ -57,7 +57,7 @@ def test_a_new_process_goes_on_with_the_replica_that_is_there(folder, tmp_path):
         for _ in range(3):
             assert checked(folder, log[:upto], asked) == ""
     assert -1 not in asked
-    assert [path.name for path in folder.glob("[!t]*")] == [f"g000001-{home.boot()}"]
+    assert [path.name for path in folder.glob("[!t]*")] == [f"g000001-{boot()}"]
 
 
 def test_a_step_that_another_process_added_is_seen(folder, tmp_path):
@@ -196,7 +196,7 @@ def test_another_boots_generation_is_not_used_and_is_removed(folder, tmp_path):
     generation.rename(folder / "g000001-anothrbt")
     assert checked(folder, log, asked) == ""
     assert asked == [-1]
-    assert [path.name for path in folder.glob("[!t]*")] == [f"g000001-{home.boot()}"]
+    assert [path.name for path in folder.glob("[!t]*")] == [f"g000001-{boot()}"]
 
 
 def test_a_newer_generation_is_taken_and_an_older_one_removed(folder, tmp_path):
@@ -204,7 +204,7 @@ def test_a_newer_generation_is_taken_and_an_older_one_removed(folder, tmp_path):
     assert checked(folder, log) == ""
     replicated(folder, after(log, asked), lambda view: None, anew=True)
     assert asked == [-1]
-    assert [path.name for path in folder.glob("[!t]*")] == [f"g000002-{home.boot()}"]
+    assert [path.name for path in folder.glob("[!t]*")] == [f"g000002-{boot()}"]
     close_below(str(tmp_path))
     assert checked(folder, log, asked) == ""
     assert asked == [-1, 2]
@@ -229,9 +229,7 @@ def test_processes_that_catch_one_replica_up_at_the_same_time_all_read_what_the_
     for process in processes:
         process.join()
     assert [text for text, _ in found] == ["", "", ""]
-    assert [path.name for path in (tmp_path / "p").glob("[!t]*")] == [f"g000001-{home.boot()}"], (
-        "and nobody built it anew"
-    )
+    assert [path.name for path in (tmp_path / "p").glob("[!t]*")] == [f"g000001-{boot()}"], "and nobody built it anew"
 
 
 def test_a_process_killed_while_it_catches_up_leaves_a_replica_at_some_record(folder, tmp_path):

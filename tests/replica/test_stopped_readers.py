@@ -180,7 +180,7 @@ def test_a_lookup_goes_on_beside_a_worker_stopped_while_it_fetches_the_table(pla
             one.batch(WHOLE)
         except mp.errors.Fenced:
             return "fenced"
-        return mp.lowlevel.program(app).sinks["out"].rows
+        return mp.lowlevel.program(app).sinks["out"].rows  # type: ignore[attr-defined]
 
     for table in (place / "home").rglob("table-*"):
         shutil.rmtree(table)
@@ -188,7 +188,7 @@ def test_a_lookup_goes_on_beside_a_worker_stopped_while_it_fetches_the_table(pla
         app = an_app(ROWS, [{"key": "a"}])
         other = driver(place, [], [], app)
         other.batch(WHOLE)
-        assert mp.lowlevel.program(app).sinks["out"].rows == [{"key": "a", "value": 4}]
+        assert mp.lowlevel.program(app).sinks["out"].rows == [{"key": "a", "value": 4}]  # type: ignore[attr-defined]
         other.close()
         assert go_on() == "fenced"
 

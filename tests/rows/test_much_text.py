@@ -57,7 +57,7 @@ def test_the_cells_of_one_key_stay_in_one_file(lowered: int) -> None:
     pieces = list(merge.pieces(merge.newest_of([segment.table_of(cells)])))
     keys = [{change.key for change in segment.changes_of(piece)} for piece in pieces]
     assert sum(map(len, keys)) == 5, "no key is in two"
-    again = [change for piece in pieces for change in segment.unpack_state(segment.pack_table(piece, ORIGIN))]
+    again = [change for piece in pieces for change in segment.unpack_state(segment.pack_table(piece, ORIGIN))]  # type: ignore[arg-type]
     assert again == cells
 
 

@@ -50,7 +50,7 @@ class Line(msgspec.Struct, rename="camel", omit_defaults=True):
         return Line(self.sku_code, self.count * 2)
 
 
-class Priced(Line, kw_only=True, frozen=True, tag="priced"):
+class Priced(Line, kw_only=True, frozen=True, tag="priced"):  # type: ignore[misc]
     price: int
     notes: dict[str, str] = msgspec.field(default_factory=dict, name="remarks")
 

@@ -73,9 +73,9 @@ def test_a_function_runs_in_the_driver_unless_told_otherwise():
 
 def test_what_is_no_function_is_an_error():
     with pytest.raises(InvalidUse, match=r"sinks.function\(f\): expected a function of rows and delivery, got 7"):
-        sinks.function(7)
+        sinks.function(7)  # type: ignore[arg-type]
 
 
 def test_a_place_that_there_is_not_is_an_error():
     with pytest.raises(InvalidUse, match="expected 'driver' or 'workers', got 'moon'"):
-        sinks.function(print, where="moon")
+        sinks.function(print, where="moon")  # type: ignore[arg-type]

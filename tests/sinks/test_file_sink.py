@@ -261,4 +261,4 @@ def test_a_url_is_an_error_that_says_what_to_do():
 
 def test_an_unknown_format_is_an_error(tmp_path):
     with pytest.raises(InvalidUse, match=r"expected format= one of \('jsonl', 'parquet'\), got 'csv'"):
-        sinks.files(tmp_path, format="csv")
+        sinks.files(tmp_path, format="csv")  # type: ignore[arg-type]

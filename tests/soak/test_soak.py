@@ -107,7 +107,7 @@ class Soak:
         count = self.chance.randrange(1, 400)
         rows = []
         for _ in range(count):
-            row = {
+            row: dict[str, Any] = {
                 "id": self.fed,
                 "k": f"k{self.chance.randrange(KEYS)}",
                 "v": self.chance.randrange(9),

@@ -245,12 +245,12 @@ def test_a_row_tells_its_file_and_line(tmp_path):
     source = sources.files(path)
     [split] = source.plan({}, ALL, 0.0)
     [chunk] = source.read(split)
-    assert [chunk.where(i) for i in range(3)] == [f"{path}, line {n}" for n in (2, 4, 5)]
+    assert [chunk.where(i) for i in range(3)] == [f"{path}, line {n}" for n in (2, 4, 5)]  # type: ignore[misc]
 
     position = {"a.jsonl": {"offset": 13}}
     [split] = source.plan(position, ALL, 0.0)
     [chunk] = source.read(split)
-    assert chunk.where(1) == f"{path}, line 5"
+    assert chunk.where(1) == f"{path}, line 5"  # type: ignore[misc]
 
 
 def test_a_row_of_a_packed_file_tells_its_line(tmp_path):
@@ -259,7 +259,7 @@ def test_a_row_of_a_packed_file_tells_its_line(tmp_path):
     source = sources.files(path)
     [split] = source.plan({}, ALL, 0.0)
     chunk = next(source.read(split))
-    assert chunk.where(1) == f"{path}, line 3"
+    assert chunk.where(1) == f"{path}, line 3"  # type: ignore[misc]
 
 
 def test_a_file_that_shrank_is_an_error_that_says_what_to_do(tmp_path):

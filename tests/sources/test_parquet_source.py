@@ -61,7 +61,7 @@ def test_a_file_cut_in_any_way_gives_every_row_once(tmp_path, smallest):
         [file], {}, ALL, lambda file: parquet.read_footer(file.path), smallest=smallest, largest=smallest
     )
     chunks = [chunk for split in splits for chunk in parquet.read(split)]
-    assert [n for chunk in chunks for n in chunk.rows["n"].to_pylist()] == list(range(100))
+    assert [n for chunk in chunks for n in chunk.rows["n"].to_pylist()] == list(range(100))  # type: ignore[call-overload, index]
     assert chunks[-1].position == {"rows": 100, "seen": file.size}
 
 
@@ -98,7 +98,7 @@ def test_a_split_reads_only_the_row_groups_that_it_needs(tmp_path):
     source = sources.files(path)
     for start, stop in [(0, 100), (200, 300), (250, 270)]:
         [split] = source.plan({"a.parquet": {"rows": start}}, Limit(rows=stop - start, bytes=1 << 30), 0.0)
-        assert [n for c in source.read(split) for n in c.rows["n"].to_pylist()] == list(range(start, stop))
+        assert [n for c in source.read(split) for n in c.rows["n"].to_pylist()] == list(range(start, stop))  # type: ignore[call-overload, index]
     [split] = source.plan({"a.parquet": {"rows": 50}}, Limit(rows=100, bytes=1 << 30), 0.0)
     with pytest.raises(OSError):
         list(source.read(split))
@@ -110,8 +110,8 @@ def test_a_row_tells_its_file_and_number(tmp_path):
     source = sources.files(path)
     [split] = source.plan({"a.parquet": {"rows": 20}}, ALL, 0.0)
     [chunk] = source.read(split)
-    assert chunk.rows["n"][3].as_py() == 23
-    assert chunk.where(3) == f"{path}, row 24"
+    assert chunk.rows["n"][3].as_py() == 23  # type: ignore[call-overload, index]
+    assert chunk.where(3) == f"{path}, row 24"  # type: ignore[misc]
 
 
 def test_a_file_without_rows_is_done_at_once(tmp_path):

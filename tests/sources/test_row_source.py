@@ -38,7 +38,7 @@ def test_a_row_tells_its_number():
     source = sources.rows(["a", "b", "c"])
     [split] = source.plan({"0": 1}, ALL, 0.0)
     [chunk] = source.read(split)
-    assert chunk.where(1) == "rows(list), row 3"
+    assert chunk.where(1) == "rows(list), row 3"  # type: ignore[misc]
 
 
 def test_the_source_travels_to_tasks_without_its_rows():

@@ -179,5 +179,5 @@ def test_a_position_of_before_is_looked_at_once_more(tmp_path: Path) -> None:
     found: dict[str, Any] = {"a.csv": {"offset": first, "seen": len(text)}}
     [split] = source.plan(found, mp.lowlevel.Limit(10_000, 1 << 30), 100.0)
     chunks = list(source.read(split))
-    assert (len(chunks[0].bad), len(chunks[0].rows)) == (1, 990)
+    assert (len(chunks[0].bad), len(chunks[0].rows)) == (1, 990)  # type: ignore[arg-type]
     assert source.plan({"a.csv": chunks[-1].position}, mp.lowlevel.Limit(10_000, 1 << 30), 100.0) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[type[Program]]:
+def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
     """Starts `programs/<name>.py` as a process of its own; whatever is left of it ends with the test."""
     started: list[Program] = []
 

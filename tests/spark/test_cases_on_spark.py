@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def test_case_16_a_batch_whose_commit_fails_leaves_nothing(spark: SparkSession, 
 
 
 def test_case_17_a_sink_that_died_with_two_of_three_rows_ends_with_three(
-    program: type[Program], tmp_path: Path
+    program: Callable[..., Program], tmp_path: Path
 ) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"key": "a", "value": n} for n in (1, 2, 3)])
     dies = program("half_a_delivery", tmp_path, "die")

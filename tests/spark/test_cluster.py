@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def places(folder: Path) -> dict[int, set[str]]:
 
 @pytest.mark.timeout(0)
 def test_every_partition_stays_with_its_executor_until_that_is_killed_and_the_stream_goes_on(
-    cluster: Cluster, program: type[Program], tmp_path: Path
+    cluster: Cluster, program: Callable[..., Program], tmp_path: Path
 ) -> None:
     env = {"MILLPOND_LOCAL_DIR": str(tmp_path / "local")}
     rows = [row for number in range(8) for row in feed(tmp_path, number)]
@@ -133,7 +133,7 @@ def test_every_partition_stays_with_its_executor_until_that_is_killed_and_the_st
 
 @pytest.mark.timeout(0)
 def test_case_29_keys_that_differ_when_a_task_runs_again_lose_and_double_no_row(
-    cluster: Cluster, program: type[Program], tmp_path: Path
+    cluster: Cluster, program: Callable[..., Program], tmp_path: Path
 ) -> None:
     rows = [row for number in range(4) for row in feed(tmp_path, number, 500)]
     env = {"MILLPOND_LOCAL_DIR": str(tmp_path / "local")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def assert_each_row_counts_once(app: mp.App, folder: Path, rows: list[dict[str, 
 
 @pytest.mark.parametrize("point", [("commit", "before"), ("deliver", "before")], ids=" ".join)
 def test_a_driver_that_slept_while_another_took_over_is_fenced_and_does_no_harm(
-    spark: SparkSession, program: type[Program], tmp_path: Path, point: tuple[str, str]
+    spark: SparkSession, program: Callable[..., Program], tmp_path: Path, point: tuple[str, str]
 ) -> None:
     write(tmp_path / "in" / "a.jsonl", ROWS)
     sleeper = program("drivers", tmp_path, "asleep", *point)
@@ -53,7 +54,7 @@ def test_a_driver_that_slept_while_another_took_over_is_fenced_and_does_no_harm(
 
 
 def test_a_killed_driver_takes_its_jvm_along_and_a_dataframe_goes_on_in_the_next(
-    spark: SparkSession, program: type[Program], tmp_path: Path
+    spark: SparkSession, program: Callable[..., Program], tmp_path: Path
 ) -> None:
     for number in range(10):
         write(tmp_path / "in" / f"{number}.json", ROWS[number * 10 : number * 10 + 10])
@@ -71,7 +72,7 @@ def test_a_killed_driver_takes_its_jvm_along_and_a_dataframe_goes_on_in_the_next
 
 
 def test_workers_that_die_while_they_read_or_deliver_cost_one_more_attempt(
-    program: type[Program], tmp_path: Path
+    program: Callable[..., Program], tmp_path: Path
 ) -> None:
     write(tmp_path / "in" / "a.jsonl", ROWS)
     program("drivers", tmp_path, "shot").succeed()

@@ -152,7 +152,7 @@ def test_a_dataframe_that_spark_will_not_run_is_refused(spark: SparkSession, fol
     assert_nothing_is_left()
 
 
-def test_speculation_is_refused(program: type[Program], folder: Path) -> None:
+def test_speculation_is_refused(program: Callable[..., Program], folder: Path) -> None:
     said = program("speculating", folder).succeed()
     assert "InvalidUse: run(spark): spark.speculation is on" in said
 
@@ -262,7 +262,7 @@ def test_an_app_whose_sink_is_unavailable_can_be_stopped(spark: SparkSession, fo
 
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_ends_a_run_after_the_batch_in_hand(
-    program: type[Program], tmp_path: Path, which: signal.Signals
+    program: Callable[..., Program], tmp_path: Path, which: signal.Signals
 ) -> None:
     write(tmp_path / "in" / "a.jsonl", GOOD)
     running = program("totals", tmp_path)
@@ -282,7 +282,7 @@ def test_a_signal_ends_a_run_after_the_batch_in_hand(
     eventually(lambda: not any_alive(below), "the JVM and its workers to end", 60)
 
 
-def test_a_driver_whose_jvm_was_killed_says_so_and_ends(program: type[Program], tmp_path: Path) -> None:
+def test_a_driver_whose_jvm_was_killed_says_so_and_ends(program: Callable[..., Program], tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.jsonl", GOOD)
     running = program("totals", tmp_path)
     eventually(lambda: held(tmp_path / "out"), "a delivery")

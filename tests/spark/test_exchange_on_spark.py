@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ def read(spark: SparkSession, broken: bool = False) -> Any:
     """What two reading tasks make for three partitions and the driver."""
     context = session(spark).sparkContext
 
-    def blobs(task: int, nothing: Iterator[int]) -> Iterator[tuple[int, Any]]:
+    def blobs(task: int, nothing: Iterable[int]) -> Iterator[tuple[int, Any]]:
         if broken:
             raise ValueError("no such file")
         for partition in range(3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def totals(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def test_a_worker_that_dies_in_a_session_without_retries_costs_one_attempt_at_its_batch(
-    program: type[Program], tmp_path: Path
+    program: Callable[..., Program], tmp_path: Path
 ) -> None:
     write(tmp_path / "in" / "a.jsonl", ROWS)
     state = tmp_path / "state"
@@ -37,7 +37,7 @@ def test_a_worker_that_dies_in_a_session_without_retries_costs_one_attempt_at_it
 
 @pytest.mark.timeout(0)
 def test_a_first_catch_up_over_more_than_two_gigabytes_of_one_key_runs_in_bounded_memory(
-    program: type[Program], tmp_path: Path
+    program: Callable[..., Program], tmp_path: Path
 ) -> None:
     count, pad = 2200, "x" * 1_000_000
     (tmp_path / "in").mkdir()
@@ -80,7 +80,7 @@ def objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_an_app_in_an_object_store_goes_on_on_an_empty_machine(
-    program: type[Program], tmp_path: Path, objects: str
+    program: Callable[..., Program], tmp_path: Path, objects: str
 ) -> None:
     write(tmp_path / "in" / "a.jsonl", ROWS)
     first = program("holes", tmp_path, objects, tmp_path / "one", "objects", "stay")

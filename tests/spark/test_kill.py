@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def fold(rows: list[dict[str, Any]]) -> tuple[dict[str, int], dict[str, list[int
 
 @pytest.mark.timeout(0)
 def test_kill_9_of_drivers_and_workers_loses_nothing_and_doubles_nothing(
-    program: type[Program], tmp_path: Path
+    program: Callable[..., Program], tmp_path: Path
 ) -> None:
     print(f"\nMILLPOND_KILL_SEED={SEED} MILLPOND_KILL_ROUNDS={ROUNDS}")
     chance = random.Random(SEED)
@@ -96,7 +97,9 @@ def test_kill_9_of_drivers_and_workers_loses_nothing_and_doubles_nothing(
     assert killed["driver"] + killed["worker"] + killed["jvm"] == ROUNDS
 
 
-def test_a_driver_that_has_nothing_to_do_notices_that_its_jvm_is_gone(program: type[Program], tmp_path: Path) -> None:
+def test_a_driver_that_has_nothing_to_do_notices_that_its_jvm_is_gone(
+    program: Callable[..., Program], tmp_path: Path
+) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"id": 1, "key": "k", "value": 5}])
     running = program("totals", tmp_path)
     eventually(lambda: len(held(tmp_path / "out")) == 1, "the row")

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def expected(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> tuple[
 
 
 @pytest.mark.timeout(0)
-def test_kill_9_loses_and_doubles_no_pane_no_timer_and_no_pair(program: type[Program], tmp_path: Path) -> None:
+def test_kill_9_loses_and_doubles_no_pane_no_timer_and_no_pair(program: Callable[..., Program], tmp_path: Path) -> None:
     print(f"\nMILLPOND_KILL_SEED={SEED} MILLPOND_KILL_TIME_ROUNDS={ROUNDS}")
     chance = random.Random(SEED)
     sent: dict[str, list[dict[str, Any]]] = {"in": [], "other": []}

@@ -290,7 +290,9 @@ def test_rows_of_one_key_come_in_the_order_of_the_source(spark: SparkSession, tm
     assert dict(app.state("last").items()) == {"u0": 11997, "u1": 11998, "u2": 11999}
 
 
-def test_modules_beside_a_script_and_classes_in_it_reach_the_workers(program: type[Program], tmp_path: Path) -> None:
+def test_modules_beside_a_script_and_classes_in_it_reach_the_workers(
+    program: Callable[..., Program], tmp_path: Path
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     write(tmp_path / "in" / "a.jsonl", [{"who": "ann", "amount": 3}, {"who": "bob", "amount": 4}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,9 @@ def test_case_11_windows_close_by_the_watermark(spark: SparkSession, tmp_path: P
     assert [(w["window_start"], w["total"]) for w in app.state("tens").get("all")] == [(30, 7)]
 
 
-def test_a_stream_that_has_gone_quiet_closes_its_windows_by_the_clock(program: type[Program], tmp_path: Path) -> None:
+def test_a_stream_that_has_gone_quiet_closes_its_windows_by_the_clock(
+    program: Callable[..., Program], tmp_path: Path
+) -> None:
     write(tmp_path / "in" / "a.jsonl", [{"k": "a", "at": datetime.now(UTC).isoformat()}])
     running = program("quiet", tmp_path)
     began = time.monotonic()

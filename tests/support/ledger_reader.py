@@ -21,7 +21,7 @@ def ledger(storage: Storage, app: str) -> list[dict[str, Any]]:
 
 
 def rows_of(storage: Storage, path: str) -> list[dict[str, Any]]:
-    return pq.read_table(io.BytesIO(storage.get(path) or b"")).to_pylist()  # type: ignore[no-any-return]
+    return pq.read_table(io.BytesIO(storage.get(path) or b"")).to_pylist()
 
 
 def changes(storage: Storage, app: str, step: str, batch: int = -1) -> list[tuple[str, str, str | None, bool]]:

@@ -132,6 +132,7 @@ def test_so_does_a_dead_letter(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize("form", ["csv", "parquet", "rows"])
 def test_every_source_says_where(tmp_path: Path, form: str) -> None:
     rows = [{"k": "a", "at": "5"}] * 3 + [{"k": "b", "at": "soon"}]
+    source: Any
     if form == "csv":
         with (tmp_path / "a.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, ["k", "at"])

@@ -104,7 +104,8 @@ def test_the_ends_of_time_leave_room_for_the_longest_durations(t: int) -> None:
     long = (1 << 60) - 1
     app = mp.App("ends", partitions=1)
     rows = app.stream("rows", mp.sources.rows([]), timestamp="t").key_by("k")
-    for name, window in {"hop": mp.tumbling(long), "session": mp.session(long), "sliding": mp.sliding(long)}.items():
+    windows: dict[str, Any] = {"hop": mp.tumbling(long), "session": mp.session(long), "sliding": mp.sliding(long)}
+    for name, window in windows.items():
         rows.window(name, window, grace=long).aggregate(m=mp.mean("v")).to(f"{name} out", mp.sinks.memory())
     rows.deduplicate("once", within=long).to("once out", mp.sinks.memory())
     rows.aggregate("running", n=mp.count(), ttl=long).to("running out", mp.sinks.memory())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta, timezone
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -103,7 +104,7 @@ def test_no_state_leaks_between_keys_that_begin_alike(partitions):
         return list(state.map("ü" * 60))
 
     app.stream("rows", mp.sources.rows([])).key_by("key").apply("s", f).to("out", mp.sinks.memory())
-    rows = [{"key": key, "n": n} for n, key in enumerate(keys)]
+    rows: list[Any] = [{"key": key, "n": n} for n, key in enumerate(keys)]
     with TestDriver(app) as driver:
         driver.send("rows", rows)
         driver.restart(lose_replicas=True)

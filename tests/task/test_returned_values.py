@@ -19,7 +19,7 @@ class Both(NamedTuple):
     state: int
 
 
-NO_PAIRS = {
+NO_PAIRS: dict[str, Any] = {
     "a dict of two": {"total": 1, "n": 2},
     "a text of two": "ab",
     "bytes of two": b"ab",
@@ -34,7 +34,7 @@ NO_PAIRS = {
 }
 
 
-def stepped(value: Any, initial: Any, ttl: str | None = None, on_error: str = "stop") -> mp.App:
+def stepped(value: Any, initial: Any, ttl: str | None = None, on_error: Any = "stop") -> mp.App:
     app = mp.App("pairs")
     rows = app.stream("rows", mp.sources.rows([])).key_by(k=lambda n: 0)
     step = rows.stateful_map("step", lambda k, n, s: value, initial=initial, ttl=ttl, on_error=on_error)
@@ -138,7 +138,7 @@ def test_a_test_sends_lists_of_rows(rows: Any, several: bool) -> None:
     with TestDriver(app) as driver:
         with pytest.raises(InvalidUse, match=r"send\('s'\): expected a list of rows, got .*; send \[row\] "):
             driver.send({"t": [1], "s": rows}) if several else driver.send("s", rows)
-        driver.send("s", (n for n in [1, 2]))
+        driver.send("s", (n for n in [1, 2]))  # type: ignore[arg-type]
         driver.send("s")
         assert driver.output("out") == [1, 2]
 
@@ -165,7 +165,7 @@ def make(kind: str, n: int) -> Any:
     return {"odd": Odd(n), "locked": Locked(n)}[kind] if n == 2 else Odd(n)
 
 
-def branched(kind: str, how: str, on_error: str) -> mp.App:
+def branched(kind: str, how: str, on_error: Any) -> mp.App:
     app = mp.App("branches")
     rows = app.stream("rows", mp.sources.rows([]), on_error=on_error)
     if how == "map":

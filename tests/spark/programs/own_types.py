@@ -4,8 +4,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import beside
-import nested.deep
+import beside  # type: ignore[import-not-found]
+import nested.deep  # type: ignore[import-not-found]
 
 import millpond as mp
 

@@ -501,7 +501,8 @@ def test_a_merge_that_recovers_is_called_again():
 
 def streams() -> tuple[Any, Any, Any]:
     app = mp.App("wrong")
-    return app, *(app.stream(s, mp.sources.rows([]), timestamp="at") for s in ("left", "right"))
+    left, right = (app.stream(s, mp.sources.rows([]), timestamp="at") for s in ("left", "right"))
+    return app, left, right
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def everything(version: int, way: str, partitions: int = 2, names: str = "names"
     keyed.stateful_map("total", add, initial=lambda: shape(version, 0), **versions(value_to_2, value_to_3)).to(
         "totals", mp.sinks.memory()
     )
-    renamed = {"renamed_from": "names"} if names != "names" else {}
+    renamed: dict[str, Any] = {"renamed_from": "names"} if names != "names" else {}
     keyed.apply(names, note, **versions(names_to_2, names_to_3), **renamed).to("noted", mp.sinks.memory())
     keyed.process("bell", lambda: Bell(version), **versions(names_to_2, names_to_3)).to("rang", mp.sinks.memory())
     lives = {"ttl": 9, **versions(value_to_2, value_to_3)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from outside import Calls
 from small_programs import applied
@@ -42,7 +44,7 @@ def test_a_value_that_is_none_is_a_value():
 def test_what_get_returns_is_the_callers_own():
     def f(row, state):
         if row == "set":
-            value = {"list": [1]}
+            value: dict[str, list[Any]] = {"list": [1]}
             state.set("x", value)
             value["list"].append("changed after set")
         else:

@@ -64,7 +64,7 @@ def app(verb: str, kind: str, shape: int, on_error: Any = "stop", **how: Any) ->
             return state.get("account").total
 
     if verb.startswith("stateful_map"):
-        lives = {"ttl": 1000} if "ttl" in verb else {}
+        lives: dict[str, Any] = {"ttl": 1000} if "ttl" in verb else {}
         rows.stateful_map("account", add, initial=None, **lives, **how).to("out", mp.sinks.memory())
     elif verb == "apply":
         rows.apply("account", put, **how).to("out", mp.sinks.memory())
@@ -204,8 +204,8 @@ def test_an_enum_that_lost_a_member_is_incompatible_and_can_be_migrated() -> Non
         rows.stateful_map("color", lambda k, row, old: (None, kinds[row["c"]]), initial=None, type=kinds, **how)
         return app
 
-    more: Any = enum.Enum("Color", {"RED": "red", "BLUE": "blue"}, module=__name__)
-    fewer: Any = enum.Enum("Color", {"RED": "red"}, module=__name__)
+    more: Any = enum.Enum("Color", {"RED": "red", "BLUE": "blue"}, module=__name__)  # type: ignore[misc]
+    fewer: Any = enum.Enum("Color", {"RED": "red"}, module=__name__)  # type: ignore[misc]
     with mp.testing.TestDriver(paint(more)) as driver:
         driver.send("rows", [{"k": "a", "c": "BLUE"}])
         with pytest.raises(mp.errors.Incompatible, match=r"step 'color', key 'a': .* a member 'BLUE'"):

@@ -204,7 +204,7 @@ def test_a_row_that_fails_refreshes_nothing():
 
 def test_a_row_of_a_stateful_map_that_fails_refreshes_nothing():
     def f(key, row, n):
-        return (n + 1, n + 1) if not row.get("fails") else None / 0
+        return (n + 1, n + 1) if not row.get("fails") else 1 / 0
 
     ttl = mp.ttl(10, refresh="read")
     app = app_with(lambda s: s.stateful_map("s", f, initial=0, ttl=ttl, on_error="skip"))
@@ -469,7 +469,8 @@ def test_an_id_lives_as_an_entry_with_a_ttl_that_nothing_refreshes(timed, batche
         return row
 
     def app(step):
-        return app_with(step, **({} if timed else {"timestamp": None}))
+        clock: dict[str, Any] = {} if timed else {"timestamp": None}
+        return app_with(step, **clock)
 
     found, within = [], 7 if timed else "7s"
     for step in (
@@ -592,10 +593,10 @@ def test_a_crash_while_the_ttl_changes_changes_nothing(at):
         (lambda: mp.ttl("soon"), "ttl: expected a duration such as"),
         (lambda: mp.ttl(0), "ttl: expected a duration longer than nothing"),
         (
-            lambda: mp.ttl("1h", refresh="always"),
+            lambda: mp.ttl("1h", refresh="always"),  # type: ignore[arg-type]
             r'ttl\(refresh\): expected "write", "read" or "never", got \'always\'',
         ),
-        (lambda: mp.ttl("1h", clock="wall"), r"ttl\(clock\): expected"),
+        (lambda: mp.ttl("1h", clock="wall"), r"ttl\(clock\): expected"),  # type: ignore[arg-type]
         (lambda: mp.ttl(10, clock="processing"), "the clock needs a duration such as"),
         (lambda: counting([]), r"stateful_map\('s', ttl\): ttl: expected a duration"),
     ],

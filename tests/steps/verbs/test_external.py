@@ -19,7 +19,7 @@ class Database(Outside):
     """Remembers what it was asked."""
 
     def __init__(self, **rows: Any) -> None:
-        self.rows, self.asked = dict(rows), list[list[Any]]()
+        self.rows, self.asked = dict[Any, Any](rows), list[list[Any]]()
 
     def __call__(self, keys: list[Any]) -> dict[Any, Any]:
         self.asked.append(sorted(keys, key=str))
@@ -34,7 +34,7 @@ def row(who: Any, n: int = 0) -> dict[str, Any]:
     return {"who": who, "n": n}
 
 
-def program(fetch: Any, partitions: int = 1, how: str = "left", **cache: Any) -> mp.App:
+def program(fetch: Any, partitions: int = 1, how: Any = "left", **cache: Any) -> mp.App:
     app = mp.App("shop", partitions=partitions)
     rows = app.stream("rows", mp.sources.rows([]))
     rows.lookup("person", mp.external(fetch, **cache), on="who", how=how).to("out", mp.sinks.memory())

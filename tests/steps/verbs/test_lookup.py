@@ -187,7 +187,8 @@ def test_only_tables_of_the_same_app_are_looked_into():
     app, other = mp.App("shop"), mp.App("other")
     rows = app.stream("orders", mp.sources.rows([])).key_by("sku")
     table = other.table("prices", other.stream("updates", mp.sources.rows([])).key_by("sku"))
-    for wrong in (table, rows, "prices"):
+    wrongs: list[Any] = [table, rows, "prices"]
+    for wrong in wrongs:
         with pytest.raises(InvalidUse, match=r"lookup\('l'\): expected a table of the same app, made by app\.table"):
             rows.lookup("l", wrong)
 

@@ -37,7 +37,7 @@ def test_one_worker_takes_one_row_after_the_other():
 
 
 def test_a_coroutine_function_runs_over_as_many_rows_at_a_time_as_there_are_workers():
-    world = Outside()
+    world: Any = Outside()
     world.here = world.most = 0
 
     async def seen(row):

@@ -193,13 +193,13 @@ def test_what_is_no_table_is_refused():
     rows = app.stream("rows", mp.sources.rows([]))
     keyed = rows.key_by("k")
     with pytest.raises(InvalidUse, match=r"table\('t'\): expected a keyed stream of the same app, got"):
-        app.table("t", rows)
+        app.table("t", rows)  # type: ignore[arg-type]
     with pytest.raises(InvalidUse, match="expected a keyed stream of the same app"):
         mp.App("other").table("t", keyed)
     with pytest.raises(InvalidUse, match=r"table\('t', everywhere\): expected True or False, got 'yes'"):
-        app.table("t", keyed, everywhere="yes")
+        app.table("t", keyed, everywhere="yes")  # type: ignore[arg-type]
     with pytest.raises(InvalidUse, match=r"table\('t', deleted\): expected a function of a row, got 'gone'"):
-        app.table("t", keyed, deleted="gone")
+        app.table("t", keyed, deleted="gone")  # type: ignore[arg-type]
     app.table("t", keyed)
     with pytest.raises(InvalidUse, match="the name belongs to a step already"):
         app.table("t", keyed)
@@ -241,7 +241,7 @@ def test_a_crash_anywhere_changes_neither_the_table_nor_what_was_found_in_it(at,
         for number in range(4):
             updates = [price(sku, None if (number + i) % 5 == 4 else 10 * number + i) for i, sku in enumerate(skus)]
             updates = updates[number % 2 :: 2]
-            orders = [{"sku": sku, "n": number} for sku in reversed(skus)]
+            orders: list[Any] = [{"sku": sku, "n": number} for sku in reversed(skus)]
             for row in updates:
                 held.pop(row["sku"], None) if row["price"] is None else held.update({row["sku"]: row})
             expected += [{**row, **held.get(row["sku"], {})} for row in orders]
@@ -316,12 +316,9 @@ def test_a_table_is_read_to_its_end_before_any_other_stream(tmp_path, everywhere
 
 def test_a_stream_that_feeds_a_table_made_of_lookups_waits_for_the_table_that_is_looked_into(tmp_path):
     lanes = {
-        name: Lanes({"0": rows})
-        for name, rows in {
-            "names": [{"id": 1, "name": f"n{n}"} for n in range(4)],
-            "shops": [{"shop": "a", "id": 1}],
-            "orders": [{"shop": "a"}],
-        }.items()
+        "names": Lanes({"0": [{"id": 1, "name": f"n{n}"} for n in range(4)]}),
+        "shops": Lanes({"0": [{"shop": "a", "id": 1}]}),
+        "orders": Lanes({"0": [{"shop": "a"}]}),
     }
     app = mp.App("levels", partitions=2)
     orders, shops, names = (app.stream(name, lanes[name]) for name in ("orders", "shops", "names"))

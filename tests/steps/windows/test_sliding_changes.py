@@ -71,8 +71,8 @@ def test_what_sliding_windows_keep_is_not_taken_for_other_windows(change):
 def test_a_step_with_another_name_is_asked_by_the_name_that_it_had():
     with sent(program(SLIDING, {}), rows((1, 1))) as driver:
         app = mp.App("windows", partitions=1)
-        found = app.stream("rows", mp.sources.rows([]), timestamp="t").key_by("k")
-        found = found.window("new", mp.sliding(8), grace=20, renamed_from="w")
+        keyed = app.stream("rows", mp.sources.rows([]), timestamp="t").key_by("k")
+        found = keyed.window("new", mp.sliding(8), grace=20, renamed_from="w")
         found.aggregate(n=mp.count(), sum=mp.sum("v")).to("out", mp.sinks.memory())
         found.late.to("late", mp.sinks.memory())
         with pytest.raises(Incompatible, match="step 'new': expected the windows"):
@@ -87,8 +87,8 @@ def test_state_made_again_fits_the_other_windows(change):
             driver.restart(program(after, other))
         driver.rebuild("w", switch=True)
         driver.restart()
-        for each in rows((1, 1), (2, 3)):
-            new.send("rows", [each])
+        for one in rows((1, 1), (2, 3)):
+            new.send("rows", [one])
         shown = [len(each.output("out")) for each in (driver, new)]
         for each in (driver, new):
             each.send("rows", [row(4, 4)])

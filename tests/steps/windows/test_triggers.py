@@ -301,12 +301,12 @@ def test_fires_all_at_the_end_of_one_window():
         (lambda: t.every("soon"), "every(interval): expected a duration such as"),
         (lambda: t.at_fraction(1.5), "at_fraction(fraction): expected a number from 0 to 1"),
         (lambda: t.at_end("soon"), "at_end(delay): expected a duration"),
-        (lambda: t.on_match("end"), "on_match(predicate): expected a function, got 'end'"),
-        (lambda: t.when(9), "when(f): expected a function, got 9"),
+        (lambda: t.on_match("end"), "on_match(predicate): expected a function, got 'end'"),  # type: ignore[arg-type]
+        (lambda: t.when(9), "when(f): expected a function, got 9"),  # type: ignore[arg-type]
         (lambda: t.any_of(), "any_of: expected triggers"),
-        (lambda: t.all_of(t.on_update(), "end"), "all_of: expected triggers"),
-        (lambda: t.custom(advance=None, fires=bool), "custom(advance=): expected a function, got None"),
-        (lambda: t.custom(advance=max, fires=min, merge=3), "custom(merge=): expected a function, got 3"),
+        (lambda: t.all_of(t.on_update(), "end"), "all_of: expected triggers"),  # type: ignore[arg-type]
+        (lambda: t.custom(advance=None, fires=bool), "custom(advance=): expected a function, got None"),  # type: ignore[arg-type]
+        (lambda: t.custom(advance=max, fires=min, merge=3), "custom(merge=): expected a function, got 3"),  # type: ignore[arg-type]
     ],
 )
 def test_a_trigger_that_is_none_is_told_where_it_is_made(make, text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from ledger_reader import changes, commits
@@ -17,7 +18,7 @@ from millpond.steps.windows.cell_names import extent_of, session_cell, text_of, 
 from millpond.storage import open_storage
 from millpond.testing import TestDriver
 
-EVERY_KIND = {
+EVERY_KIND: dict[str, Any] = {
     "tumbling": mp.tumbling(10),
     "hopping": mp.hopping(10, 5),
     "session": mp.session(10),
@@ -371,17 +372,16 @@ def test_what_is_collected_is_written_once(kind):
 
 
 def test_the_open_windows_of_every_kind_can_be_read_with_the_program_and_without(tmp_path):
-    for number, (window, how) in enumerate(
-        [
-            (mp.tumbling(10), {"grace": 5}),
-            (mp.hopping(10, 5), {"grace": 5}),
-            (mp.session(5), {"grace": 5}),
-            (mp.sliding(5), {"grace": 5}),
-            (mp.sliding(5), {"grace": 5, "trigger": mp.triggers.every_rows(2)}),
-            (mp.global_window(), {}),
-            (mp.count_sliding(3), {}),
-        ]
-    ):
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        (mp.tumbling(10), {"grace": 5}),
+        (mp.hopping(10, 5), {"grace": 5}),
+        (mp.session(5), {"grace": 5}),
+        (mp.sliding(5), {"grace": 5}),
+        (mp.sliding(5), {"grace": 5, "trigger": mp.triggers.every_rows(2)}),
+        (mp.global_window(), {}),
+        (mp.count_sliding(3), {}),
+    ]
+    for number, (window, how) in enumerate(cases):
         aggregations = {
             "n": mp.count(),
             "mean": mp.mean("v"),
@@ -521,7 +521,7 @@ def test_a_size_in_seconds_does_not_fit_whole_numbers():
         (lambda: mp.sliding("soon"), "sliding(size): expected a duration such as"),
         (lambda: mp.count_tumbling(0), "count_tumbling(n): expected a number of rows, 1 or more, got 0"),
         (lambda: mp.count_hopping(2, 3), "count_hopping(every): expected a hop that is not larger than the size 2"),
-        (lambda: mp.count_sliding(1.5), "count_sliding(n): expected a number of rows, 1 or more, got 1.5"),
+        (lambda: mp.count_sliding(1.5), "count_sliding(n): expected a number of rows, 1 or more, got 1.5"),  # type: ignore[arg-type]
     ],
 )
 def test_a_mistake_is_told_where_the_program_is_written(make, text):

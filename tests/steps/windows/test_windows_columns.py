@@ -227,7 +227,7 @@ def ran(aggregations, window, batches, taker, names=("k",), restarts=()):
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize("keys", KEYS)
 def test_whatever_the_keys_are_and_whoever_takes_the_panes(keys, taker):
-    many = KEYS[keys]
+    many: Any = KEYS[keys]
     batches = [
         [row(n + b, 4 * b + 3 * n % 17, many[(n + b) % len(many)]) for n in range(3 * len(many))] for b in range(4)
     ]

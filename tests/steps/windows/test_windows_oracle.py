@@ -259,7 +259,7 @@ CRASHES = st.tuples(
 )
 def test_no_pane_is_lost_or_doubled_across_a_crash(kind, batches, crashes, trigger):
     def app() -> mp.App:
-        how = {"trigger": TRIGGERS[trigger], "panes": "retract", "grace": 2, "partitions": 2}
+        how: dict[str, Any] = {"trigger": TRIGGERS[trigger], "panes": "retract", "grace": 2, "partitions": 2}
         return windowed(WINDOWS[kind], {name: AGGREGATIONS[name] for name in ("sum", "all")}, **how)
 
     with run(app(), batches) as driver:
