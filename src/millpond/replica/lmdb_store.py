@@ -41,7 +41,7 @@ from millpond.replica import host_lock as turns
 from millpond.replica.bulk_load import filled
 from millpond.replica.cell_format import DUE as HAS_DUE
 from millpond.replica.cell_format import HEAD, KEY_ROOM, Damaged, as_due, as_time, by_time, pack, place, times, unpack
-from millpond.replica.view import CELLS, DUE, WALL, View
+from millpond.replica.lmdb_view import CELLS, DUE, WALL, View
 from millpond.timing import MAX_TICKS
 
 MAP_SIZE = 1 << 40  # address space, not memory: the file is sparse and grows with the data
