@@ -41,7 +41,8 @@ from millpond.replica import host_lock as turns
 from millpond.replica.bulk_load import filled
 from millpond.replica.cell_format import DUE as HAS_DUE
 from millpond.replica.cell_format import HEAD, KEY_ROOM, Damaged, as_due, as_time, by_time, pack, place, times, unpack
-from millpond.replica.lmdb_view import CELLS, DUE, WALL, View
+from millpond.replica.lmdb_view import CELLS, DUE, WALL, LmdbView
+from millpond.replica.view import View
 from millpond.timing import MAX_TICKS
 
 MAP_SIZE = 1 << 40  # address space, not memory: the file is sparse and grows with the data
@@ -266,7 +267,7 @@ def _reserve(lock: Path) -> None:
 
 
 def _view(txn: Any, databases: dict[str, Any], meta: _Meta) -> View:
-    return View(txn, databases, meta.position, meta.latest, meta.record)
+    return LmdbView(txn, databases, meta.position, meta.latest, meta.record)
 
 
 def _meta(txn: Any) -> _Meta:

@@ -1,10 +1,10 @@
-"""What a replica holds at one record, for reading."""
+"""The view of a local store: one read transaction of LMDB, with every value checked as it is read."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 from millpond.replica.cell_format import DUE as HAS_DUE
@@ -23,24 +23,18 @@ from millpond.replica.cell_format import (
     times,
     unpack,
 )
+from millpond.replica.view import Entry
 from millpond.timing import MAX_TICKS
 
 _NUL = b"\x00"
 CELLS, DUE, WALL = "step:", "due:", "wall:"  # how the names of a store's databases begin; the step's follows
 
 
-class Entry(NamedTuple):
-    """A cell with all that is known of it."""
+class LmdbView:
+    """A `View` of one version of a store; it stays the same while others write.
 
-    key: bytes
-    cell: bytes
-    value: bytes
-    due: int | None
-    wall: int | None
-
-
-class View:
-    """The state of one partition at one record, for reading; it stays as it is while others write."""
+    Every method raises `Damaged` if it meets bytes that no writer put there.
+    """
 
     def __init__(
         self, txn: Any, databases: dict[str, Any], position: int, latest: Mapping[str, int], record: str = ""
@@ -51,19 +45,17 @@ class View:
         self._by_time = {name: database for name, database in databases.items() if not name.startswith(CELLS)}
 
     def get(self, step: str, key: bytes, cell: bytes = b"") -> bytes | None:
-        """The value of a cell; nothing if there is none. `Damaged` if the store cannot be trusted."""
         database = self._databases.get(step)
         if database is None:
             return None
         at = place(key, cell)
         data = self._txn.get(at, db=database)
         if data is None:
-            self._truly_absent(self._txn.cursor(db=database), [at])
+            self._check_absent(self._txn.cursor(db=database), [at])
             return None
         return unpack(at, data)
 
     def get_many(self, step: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The same for the one cell of many keys, at a third of the price of as many calls."""
         database = self._databases.get(step)
         if database is None:
             return [None] * len(keys)
@@ -92,33 +84,27 @@ class View:
                 raise Damaged(f"checksum of {at[:80]!r}")
             keep(value[8:] if flags else value)
         if absent:
-            self._truly_absent(self._txn.cursor(db=database), sorted(absent))
+            self._check_absent(self._txn.cursor(db=database), sorted(absent))
         return found
 
     def get_cells(self, step: str, keys: Sequence[bytes], cells: Sequence[bytes]) -> list[bytes | None]:
-        """The values of many cells: the i-th is `cells[i]` of `keys[i]`."""
         database = self._databases.get(step)
         if database is None:
             return [None] * len(keys)
         return self._values(database, list(map(place, keys, cells)))
 
     def entry(self, step: str, key: bytes, cell: bytes = b"") -> Entry | None:
-        """A cell and its times; nothing if there is none."""
         database = self._databases.get(step)
         if database is None:
             return None
         at = place(key, cell)
         data = self._txn.get(at, db=database)
         if data is None:
-            self._truly_absent(self._txn.cursor(db=database), [at])
+            self._check_absent(self._txn.cursor(db=database), [at])
             return None
         return Entry(key, cell, unpack(at, data), *times(data))
 
     def entries(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[Entry]:
-        """All cells of a step, or of one key, or its cells that begin so.
-
-        The cells of one key come together, and in order as long as none of them is a long one.
-        """
         database = self._databases.get(step)
         if database is None:
             return
@@ -135,11 +121,9 @@ class View:
                 yield Entry(found_key, found_cell, value, *times(data))
 
     def scan(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[tuple[bytes, bytes, bytes]]:
-        """Key, cell and value of the same."""
         return ((entry.key, entry.cell, entry.value) for entry in self.entries(step, key, cell))
 
     def range(self, step: str, key: bytes, first: bytes, last: bytes) -> Iterator[Entry]:
-        """The cells of a key from the first to the last, both included, in order; none of them a long one."""
         database = self._databases.get(step)
         if database is None:
             return
@@ -154,7 +138,6 @@ class View:
             yield Entry(*address(at, data), value, *times(data))
 
     def last(self, step: str, key: bytes, first: bytes, last: bytes) -> Entry | None:
-        """The last cell of such a range; nothing if it is empty."""
         database = self._databases.get(step)
         if database is None:
             return None
@@ -169,20 +152,14 @@ class View:
         return Entry(*address(at, data), value, *times(data))
 
     def has_times(self, step: str) -> bool:
-        """Whether a cell of the step has ever had a time."""
         return DUE + step in self._by_time
 
     def latest(self, step: str) -> int | None:
-        """No cell of the step has a later event time; nothing if that is not known."""
         return self._latest.get(step) if self.has_times(step) else -MAX_TICKS
 
     def due(
-        self, step: str, upto: int, *, wall: bool = False, after: int | None = None, but: Container[bytes] = ()
+        self, step: str, until: int, *, wall: bool = False, after: int | None = None, exclude: Container[bytes] = ()
     ) -> Iterator[Entry]:
-        """The cells whose time has come by `upto`, and not by `after`, in the order of these times.
-
-        Those at the places that `but` names are passed over.
-        """
         index, cells = self._by_time.get((WALL if wall else DUE) + step), self._databases.get(step)
         if index is None:
             return
@@ -194,9 +171,9 @@ class View:
             if len(entry) < 8:
                 raise Damaged(f"an entry of {len(entry)} bytes in an index by time")
             time, at = of_time(entry)
-            if time > upto:
+            if time > until:
                 return
-            if at in but:
+            if at in exclude:
                 continue
             data = get(at, None, cells)
             found = None if data is None else Entry._make(read(at, data))
@@ -205,22 +182,21 @@ class View:
             yield found
 
     def all_due(
-        self, step: str, upto: int, *, but: Container[bytes] = ()
+        self, step: str, until: int, *, exclude: Container[bytes] = ()
     ) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Keys, cells and values of all that `due` gives by event time, at half its price for many."""
         keys: list[bytes] = []
         cells: list[bytes] = []
         values: list[bytes] = []
         index, database = self._by_time.get(DUE + step), self._databases.get(step)
         if index is None:
             return keys, cells, values
-        get, head, bound = self._txn.get, HEAD.unpack_from, by_time(upto, b"")
+        get, head, bound = self._txn.get, HEAD.unpack_from, by_time(until, b"")
         times: dict[bytes, bytes] = {}  # a time as a value holds it → as the index does
         for entry in self._txn.cursor(db=index).iternext(keys=True, values=False):
             if entry[:8] > bound:
                 break
             at = entry[8:]
-            if at in but:
+            if at in exclude:
                 continue
             data = get(at, None, database)
             if data is None:
@@ -248,14 +224,16 @@ class View:
         return keys, cells, values
 
     def count(self, step: str) -> int:
-        """How many cells a step holds."""
         database = self._databases.get(step)
         return 0 if database is None else int(self._txn.stat(database)["entries"])
 
-    def _truly_absent(self, cursor: Any, places: Sequence[bytes]) -> None:
-        # A flipped byte in a key leads a search astray, and a key that is there is not found. Its
-        # neighbours tell: they must be whole, and stand on either side of it.
-        before = after = None  # the neighbours of the last one, which are those of the next one too, now and then
+    def _check_absent(self, cursor: Any, places: Sequence[bytes]) -> None:
+        """Raise `Damaged` unless these keys, in order, are really absent.
+
+        After a flipped byte in a page a search may miss a key that is there. The neighbours of an absent key show
+        that: they must be whole, and on either side of it.
+        """
+        before = after = None  # the neighbours of the last key; the next one often has the same
         for at in places:
             if before is not None and after is not None and before < at < after:
                 continue

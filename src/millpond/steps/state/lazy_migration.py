@@ -20,12 +20,12 @@ Begin = Callable[[Step, StepContext], Running]
 UNMARKED = "unmarked"  # what a batch is told of a step: the version of state that has no mark
 
 
-class UpgradedView(View):
-    """The state of a step as if all of it had been migrated. Keys are migrated when they are first met."""
+class UpgradedView:
+    """A `View` around another one, in which a step's state is migrated. A key is migrated when it is first read."""
 
     def __init__(self, view: View, step: str, migration: Migration) -> None:
         self._view, self._step, self._migration = view, step, migration
-        self.position = view.position
+        self.position, self.record = view.position, view.record
         self._met: dict[bytes, dict[bytes, Entry] | None] = {}  # key → its migrated cells; None: it is read as it is
         self._newest: set[bytes] = set()  # keys that are marked as of the newest version
 
@@ -93,6 +93,9 @@ class UpgradedView(View):
                 if entry.cell != MARK and entry.cell.startswith(cell):
                     yield entry
 
+    def scan(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[tuple[bytes, bytes, bytes]]:
+        return ((entry.key, entry.cell, entry.value) for entry in self.entries(step, key, cell))
+
     def range(self, step: str, key: bytes, first: bytes, last: bytes) -> Iterator[Entry]:
         return (entry for entry in self.entries(step, key) if first <= entry.cell <= last)
 
@@ -106,13 +109,19 @@ class UpgradedView(View):
         return self._view.latest(step)  # a migration gives no cell another time
 
     def due(
-        self, step: str, upto: int, *, wall: bool = False, after: int | None = None, but: Container[bytes] = ()
+        self, step: str, until: int, *, wall: bool = False, after: int | None = None, exclude: Container[bytes] = ()
     ) -> Iterator[Entry]:
-        for entry in self._view.due(step, upto, wall=wall, after=after, but=but):
+        for entry in self._view.due(step, until, wall=wall, after=after, exclude=exclude):
             own = self._one(entry.key)
             found = entry if own is None else own.get(entry.cell)
             if found is not None and found[3:] == entry[3:]:  # a migration gives no cell another time
                 yield found
+
+    def all_due(
+        self, step: str, until: int, *, exclude: Container[bytes] = ()
+    ) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        found = list(self.due(step, until, exclude=exclude))
+        return [e.key for e in found], [e.cell for e in found], [e.value for e in found]
 
     def count(self, step: str) -> int:
         return self._view.count(step)

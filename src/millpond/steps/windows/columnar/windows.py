@@ -306,7 +306,7 @@ class BulkHops(Hops):
         """Windows of earlier batches, of which this one has seen no row, whose time has come; or `Refused`."""
         met = block.pick(np.flatnonzero(block.existed))
         places = set(map(place_of, self._known.of(met.keys), map(self._cell, met.windows.tolist())))
-        keys, cells, values = self.context.view.all_due(self.step.name, upto, but=places)
+        keys, cells, values = self.context.view.all_due(self.step.name, upto, exclude=places)
         if not keys:
             return Block.empty(len(self._aggregations))
         numbers = {cell: self._number(cell, upto) for cell in set(cells)}
