@@ -187,7 +187,7 @@ def test_obstore_is_not_loaded_before_it_is_needed() -> None:
 
 def test_a_missing_bucket_is_said_in_words(s3_url: str) -> None:
     for call in every_verb(open_storage("s3://nowhere/state")):
-        with pytest.raises(InvalidUse, match=r"state_dir s3://nowhere/state: .* bucket does not exist .*Make it"):
+        with pytest.raises(InvalidUse, match=r"state_dir s3://nowhere/state: .* bucket does not exist .*Create it"):
             call()
 
 
