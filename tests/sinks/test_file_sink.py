@@ -207,7 +207,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_path(tmp_path):
     with pytest.raises(InvalidUse) as error:
         sinks.files(tmp_path / "file" / "out").deliver([1], DELIVERY)
     assert str(error.value).startswith(f"sinks.files {tmp_path}/file/out: cannot be written (Not a directory: ")
-    assert str(error.value).endswith("choose another folder.")
+    assert str(error.value).endswith("Choose another folder.")
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ENOSPC])

@@ -1,4 +1,8 @@
-"""The contract of sinks: what a sink has to do with the deliveries that it is given."""
+"""The contract of sinks: a sink takes the outputs of each batch, one delivery per partition.
+
+A sink is a small class that anyone can write; `millpond.testing.sink_suite` checks one against this contract. `Sink` is
+required, `RollbackSink` and `RegisteredSink` are optional.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 @dataclass(frozen=True)
 class Delivery:
-    """The name of one delivery: the same for ever, and no other delivery has it.
+    """The name of one delivery. It never changes, and no other delivery has it.
 
-    `attempt` is the attempt id of the commit record whose outputs are delivered. A batch number can come twice, after
-    an older copy of `state_dir` was put back; a record's attempt id cannot. It is empty for records of format 1.
+    `attempt` is the attempt id of the commit record whose outputs are delivered. A batch number can be used twice,
+    after an older copy of `state_dir` was restored; a record's attempt id cannot. It is empty for records of format 1.
 
     >>> import millpond as mp
     >>> mp.lowlevel.Delivery("orders", "5e1f", "totals", 42, 3, "a7c0").id
@@ -28,7 +32,7 @@ class Delivery:
 
     @property
     def id(self) -> str:
-        """All of it in one text.
+        """All parts of the name in one text, to store beside the rows.
 
         >>> import millpond as mp
         >>> mp.lowlevel.Delivery("orders", "5e1f", "totals", 42, 3, "a7c0").id
@@ -40,7 +44,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Registration:
-    """What a target knows of the driver that delivers to it, for one app, incarnation and sink.
+    """What a target remembers of a driver that delivers to it, for one app, incarnation and sink.
 
     `claim` and `claim_attempt` name the driver's claim in the ledger, `batch` and `attempt` the newest record that
     the driver has begun to deliver, or the claim itself before the first delivery.
@@ -61,13 +65,11 @@ class Registration:
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where outputs go.
+    """Takes the outputs of an app, one delivery per partition and batch.
 
-    `deliver` is called with the outputs of one partition and batch, in order, at least once, and
-    never before they are committed. A second call with the same delivery has the same rows: the sink
-    must see to it that they count once, by the delivery's id. It raises `Unavailable` to be asked again
-    later. `where` says who calls it: the driver, the workers, or, with a DataFrame, the Spark session; nobody
-    calls one that is "nowhere".
+    Deliveries of one sink come batch after batch, at least once each, and never before their batch is committed. A
+    repeated delivery has the same id and the same rows, in another process, too; the sink must make it count once, by
+    the delivery's id. A sink whose `where` is "workers" is pickled to reach them: it holds no open connection.
 
     >>> import millpond as mp
     >>> class Latest:
@@ -84,18 +86,24 @@ class Sink(Protocol):
 
     @property
     def where(self) -> Literal["driver", "workers", "session", "nowhere"]:
-        """Who calls `deliver`."""
+        """Who calls `deliver`: "driver" (a thread of the driver), "workers" (tasks, several partitions at once),
+        "session" (the driver, with a Spark DataFrame), or "nowhere" (it is never called). Read when the app starts."""
         ...
 
     def deliver(self, rows: list[Any], delivery: Delivery) -> None:
-        """Take the outputs of one partition and batch, so that a second call with them counts for nothing."""
+        """Take the outputs of one partition and batch; on return they are durable.
+
+        Called after the batch is committed, and again after a crash or a lost reply. Raise `Unavailable` to be called
+        again with the same delivery after `retry_after` seconds, for as long as it takes; later batches of this sink
+        wait. Any other exception ends the run with `StepFailed`; the delivery stays open and is the first thing that
+        the next run does.
+        """
         ...
 
 
 @runtime_checkable
 class RollbackSink(Protocol):
-    """A sink that can take deliveries back. Optional: a sink without it keeps what it holds when the app is rolled
-    back.
+    """A sink that can void deliveries. Optional: a sink without it keeps its rows when the app is rolled back.
 
     >>> import tempfile
     >>> import millpond as mp
@@ -115,16 +123,19 @@ class RollbackSink(Protocol):
         Called on the driver, or in the process that runs an administrative command, after the rollback is committed
         and before anything newer is delivered. It may be called again with the same deliveries, also much later, by a
         process that was paused: so it must not look for "everything after a batch". A `deliver` of one of them that
-        comes afterwards, from a driver that was paused, must add no row. `rows(delivery)` reads what was delivered
-        from the log; it is empty if the log no longer has it.
+        comes afterwards, from a driver that was paused, must add no row. `rows(delivery)` reads the rows of a delivery
+        from the log; it returns an empty list if the log no longer has them. An exception ends the command or the run;
+        the call is repeated at the next start.
         """
         ...
 
 
 @runtime_checkable
 class RegisteredSink(Protocol):
-    """A sink whose target remembers who delivers to it. Optional: it lets a driver notice a target that is ahead of its
-    ledger (an older copy of `state_dir` was put back, or runs beside the original) or behind it (files were lost).
+    """A sink whose target remembers which driver delivers to it. Optional.
+
+    It lets a driver notice a target that is ahead of its ledger (an older copy of `state_dir` was restored, or runs
+    beside the original) or behind it (files of the target were lost).
 
     All methods are called on the driver.
 
@@ -157,28 +168,29 @@ class RegisteredSink(Protocol):
 
     @property
     def target(self) -> str:
-        """The place that is delivered to, as a text that stays the same from run to run."""
+        """The target as a text that is the same in every run, such as a path or a table's name."""
         ...
 
     def registrations(self, app: str, incarnation: str, sink: str) -> Sequence[Registration]:
-        """What the target knows of this app's incarnation and sink: one entry for each claim that registered and was
-        not forgotten. Called when a driver starts, before it claims the app, and before each delivery."""
+        """Return what the target remembers of this app's incarnation and sink: an entry for each claim that was
+        registered and not forgotten. Called when a driver starts, before it claims the app, and before each
+        delivery."""
         ...
 
     def register(self, registration: Registration) -> None:
-        """Write the entry of one claim, in the place of an older one of the same claim, durably.
+        """Write the entry of one claim durably, in the place of an older one of the same claim.
 
         It must change no entry of another claim: a driver that was paused may write its own at any time. Called after a
         claim, and before the outputs of each batch."""
         ...
 
     def forget(self, registrations: Sequence[Registration]) -> None:
-        """Remove the entries of these claims. Called after a newer claim has registered."""
+        """Remove the entries of these claims. Called after a newer claim was registered."""
         ...
 
     def status(self, delivery: Delivery) -> Literal["held", "void", "gone"]:
-        """Whether a delivery is there, or was made void, or neither. Called when a driver starts, for the newest
-        deliveries."""
+        """Return "held" if the delivery is there, "void" if it was made void, and "gone" otherwise. Called when a
+        driver starts, for the newest deliveries."""
         ...
 
     def take_back(self, registration: Registration, known: Callable[[int, str], bool]) -> Callable[[], list[str]]:
@@ -186,13 +198,13 @@ class RegisteredSink(Protocol):
         `run(take_back=[...])`.
 
         `registration` is one of the entries that the ledger does not contain. `known(batch, attempt)` says whether the
-        ledger contains a delivery. Return a function that makes what was found void and returns
-        their names. The driver calls that one once it has made sure that it still owns the app."""
+        ledger contains a delivery. Returns a function that makes these deliveries void and returns their names. The
+        driver calls that function after it has made sure that it still owns the app."""
         ...
 
     def revive(self, rows: list[Any], delivery: Delivery) -> None:
-        """Deliver what was made void after all, in one step: whoever looks finds it void, or whole.
+        """Deliver a void delivery after all, in one step: a reader sees it void or whole.
 
-        Called when a driver starts, for what counts in its ledger: if an older copy of `state_dir` was put back, some
-        of that may have been rolled back since."""
+        Called when a driver starts, for deliveries that its ledger contains: after an older copy of `state_dir` was
+        restored, the target may hold them as rolled back."""
         ...

@@ -1,7 +1,10 @@
-"""What sources and sinks agree on with the rest: splits, chunks, deliveries.
+"""The contract of sources: a source plans splits on the driver and reads them in tasks.
 
-A source plans on the driver and reads in a task; a sink takes deliveries. Both are small classes
-that anyone can write, and `millpond.testing` holds a conformance suite for each.
+A source is a small class that anyone can write; `millpond.testing.source_suite` checks one against this contract.
+
+    position ─ plan(position, limit, now) ─▶ [Split, …]          on the driver, once per batch
+    Split    ─ read(split)                ─▶ Chunk, Chunk, …     in a task
+    Chunk.position                        ─▶ the position of the next batch, once this one is committed
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class Limit:
-    """How much one batch may read of a source: at most so many rows, and about so many bytes.
+    """How much one batch may read of a source: at most `rows` rows, and about `bytes` bytes.
 
     >>> import millpond as mp
     >>> mp.lowlevel.Limit(rows=100_000, bytes=1 << 28).rows
@@ -28,12 +31,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class Split:
-    """A piece of a source that one task reads.
+    """A piece of a source that one task reads: from `start` to `stop` of one place.
 
-    `place` names the entry of the source's position that reading this split moves, `partition` the
-    ordered lane that its rows belong to. Splits of one place that stand in one plan follow each other
-    without a gap, in the order of the plan. `rows` is a number of rows that it does not exceed, if the source
-    knows one. Everything in a split is plain JSON.
+    `place` names the entry of the source's position that reading this split advances. The splits of one place in one
+    plan follow each other without a gap, in the order of the plan. `partition` names the ordered lane that the rows
+    belong to: rows of one lane keep their order. `weight` is the size in bytes, about; tasks are balanced by it.
+    `detail` carries what `read` needs beyond that. `rows` is a number of rows that the split does not exceed, or None
+    if the source knows none. All of it must be plain JSON, because it is sent to a task and compared in tests.
 
     >>> import millpond as mp
     >>> mp.lowlevel.Split("a.jsonl", start=0, stop=4096, weight=4096).place
@@ -44,14 +48,14 @@ class Split:
     start: Any
     stop: Any
     partition: str = "0"
-    weight: int = 1  # bytes, about: what tasks are balanced by
+    weight: int = 1
     detail: Mapping[str, Any] = field(default_factory=dict)
     rows: int | None = None
 
 
 @dataclass(frozen=True)
 class JsonLines:
-    """Rows that are still JSON text, one per element, decoded once and only where they are needed.
+    """Rows that are still JSON text, one per element. They are decoded in the task, and only if a function needs them.
 
     >>> import millpond as mp
     >>> len(mp.lowlevel.JsonLines([b'{"n": 1}', b'{"n": 2}']).lines)
@@ -63,7 +67,10 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A piece of input that is no row: where it stands, what stands there and what is wrong with it.
+    """A piece of input that is not a row: where it is, its raw content, and what is wrong with it.
+
+    It meets the `on_error` of the stream, as a row does on which a function raises.
+
 
     >>> import millpond as mp
     >>> mp.lowlevel.BadRow("a.csv, line 3", "1,2,3", "expected 2 fields, got 3").where
@@ -77,10 +84,11 @@ class BadRow:
 
 @dataclass
 class Chunk:
-    """Some rows of a split in their order, in the shape that the source has them in.
+    """Some rows of a split in their order: a `pyarrow.Table`, JSON text, or a list of Python values.
 
-    `position` is where the split's `place` stands once these rows are taken. `where(i)` says in words
-    where row i came from ("orders/a.jsonl, line 17") and is asked only when that row is bad.
+    `position` is the position of the split's `place` after these rows. `where(i)` returns in words where row i came
+    from ("orders/a.jsonl, line 17"); it is called only for bad rows, so it may be slow. `bad` holds pieces of the input
+    that are not rows.
 
     >>> import millpond as mp
     >>> mp.lowlevel.Chunk([{"n": 1}, {"n": 2}], position=2).position
@@ -95,10 +103,15 @@ class Chunk:
 
 @runtime_checkable
 class Source(Protocol):
-    """Where rows come from.
+    """Produces the rows of a stream: `plan` says what to read next, `read` reads it.
 
-    A position is a mapping of places to how far each has been read, all plain JSON. It starts empty,
-    is kept in the ledger with the state that its rows made, and is only ever changed by commits.
+    A position maps places to how far each has been read, all of it plain JSON. It starts empty, is stored in the
+    ledger with the state that its rows made, and changes only by a commit. So a source keeps no progress of its own:
+    after a crash `plan` is called with the position of the last commit, and the same rows are read again.
+
+    The object is pickled to reach the tasks: it holds no open connection. An exception of `plan` or `read` fails the
+    batch and ends the run (`restarts=` starts it again); raise `InvalidUse` if a person has to act, and
+    `Unavailable` if the same call may work later.
 
     >>> import millpond as mp
     >>> class Countdown:
@@ -114,17 +127,30 @@ class Source(Protocol):
     """
 
     def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
-        """On the driver, once per batch: what to read next; nothing when all is read. Reads no row."""
+        """Return the splits to read next; an empty list if all of the input is read for now.
+
+        Called on the driver, once per batch and before any `read`; again with a smaller limit if a task met more rows
+        than its share. Reads no row. `now` is the batch's time in seconds since the epoch. The splits must not exceed
+        `limit.rows` if the source knows the number of rows; otherwise it plans by an estimate.
+        """
         ...
 
     def read(self, split: Split) -> Iterator[Chunk]:
-        """In a task, perhaps on another machine and perhaps twice: the rows of the split, in order."""
+        """Yield the rows of the split in order, as one or more chunks.
+
+        Called in a task, often on another machine, and again whenever the task or the batch is repeated, perhaps at
+        the same time. Two calls with one split should yield the same rows. If they differ, nothing is counted twice:
+        a batch whose partitions saw different attempts of a task is run again.
+        """
         ...
 
 
 @runtime_checkable
 class SnapshotSource(Source, Protocol):
-    """A source that can leave out what arrives from now on: what `run(until="caught-up")` needs to end.
+    """A source that can leave out what arrives from now on. Optional: it lets `run(until="caught-up")` end.
+
+    Without it such a run ends when a plan is empty, which never happens while rows keep arriving.
+
 
     >>> import millpond as mp
     >>> rows = ["a", "b"]
@@ -136,16 +162,21 @@ class SnapshotSource(Source, Protocol):
     """
 
     def as_of(self, now: float) -> Source:
-        """On the driver, once, as a run begins: the same source, in which nothing arrives any more.
+        """Return a copy of the source that has only what has arrived by now.
 
-        Its positions are this source's own: a later run goes on from them with what it left out.
+        Called on the driver, once, when such a run begins. The positions of the copy are those of this source: a later
+        run goes on from them with what the copy left out.
         """
         ...
 
 
 @runtime_checkable
 class BoundedSource(Source, Protocol):
-    """A source that can be read up to a position, and no further: what a rebuild needs.
+    """A source that can be read up to a position and no further. Optional: a rebuild uses it.
+
+    Without it a rebuild calls `plan` with the number of rows that each batch had, and is refused if that does not end
+    where the batch ended.
+
 
     >>> import millpond as mp
     >>> source = mp.sources.rows(["a", "b", "c"])
@@ -155,8 +186,9 @@ class BoundedSource(Source, Protocol):
     """
 
     def plan_to(self, position: Mapping[str, Any], end: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
-        """As `plan`, but not beyond `end`, a position that was reached before; an empty plan once all of that is read.
+        """Return the splits to read next, none beyond `end`; an empty list if all up to there is read.
 
-        Raises `InvalidUse` if the input no longer holds what lies between.
+        Called on the driver, in the place of `plan`. `end` is a position that was reached before. Raises `InvalidUse`
+        if the input no longer has the rows in between.
         """
         ...
