@@ -21,6 +21,11 @@ from doc_pages import DOCS, README, ROOT, Block, Failed, blocks, pages, run_page
 
 import millpond as mp
 from millpond.cli import commands
+from millpond.log.heartbeat import Beat
+from millpond.log.manifest import Manifest
+from millpond.log.record import FORMAT, Record
+from millpond.maintenance.caretaker import Saved
+from millpond.sinks.base import Registration
 
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
 COMMAND: Any = typer.main.get_command(commands)
@@ -245,6 +250,17 @@ def test_the_settings_page_tells_the_session_that_is_made() -> None:
     for name, value in re.findall(r'^    "(spark\.[\w.]+)": "(.*)",(?:  #.*)?$', source, re.MULTILINE):
         told = [line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line]
         assert len(told) == 1 and f"`{value}`" in told[0], f"{name} is {value}, and the page says: {told}"
+
+
+def test_the_storage_page_has_every_field_of_the_small_files() -> None:
+    page = (DOCS / "explanation" / "storage.md").read_text()
+    fields = {
+        name
+        for struct in (Record, Manifest, Saved, Beat, Registration)
+        for name in inspect.signature(struct).parameters
+    }
+    assert [name for name in sorted(fields) if not in_code(name, page)] == []
+    assert f"format {FORMAT}." in page
 
 
 # --- pages hang together ---
