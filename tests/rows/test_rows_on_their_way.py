@@ -13,11 +13,11 @@ from small_drivers import driver_of, run_to_end
 
 import millpond as mp
 from millpond.codec import Codec
-from millpond.pipeline.graph import KeyBy
 from millpond.rows.rows import Rows, rows_of_chunk
 from millpond.rows.wire import drop_key_column, pack_rows, unpack_in_order, unpack_rows
+from millpond.steps.verbs.key_by import KeyBy, assign_keys
 from millpond.storage import MemoryStorage
-from millpond.task.keying import keyed, parted
+from millpond.task.spreading import split_by_partition
 
 KEYS = ["b", "a", 'with "quotes"', "naïve ☂", "", "b", "\n", "a", "$dict"]
 
@@ -27,9 +27,9 @@ def table(**more: list[Any]) -> pa.Table:
 
 
 def on_their_way(data: pa.Table, by: str = "key", first: int = 0) -> list[bytes]:
-    rows = keyed(KeyBy((by,), (by,)), rows_of_chunk(data, first), failed)
+    rows = assign_keys(KeyBy((by,), (by,)), rows_of_chunk(data, first), failed)
     lean, left_out = drop_key_column(rows)
-    return [pack_rows(part, Codec(), left_out) for part in parted(lean, 1).values()]
+    return [pack_rows(part, Codec(), left_out) for part in split_by_partition(lean, 1).values()]
 
 
 def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
@@ -91,7 +91,7 @@ def test_blobs_that_arrive_out_of_order_are_put_in_order() -> None:
     ids=["alone", "large", "dictionary", "numbers"],
 )
 def test_columns_of_other_kinds_travel_as_they_are(data: pa.Table) -> None:
-    rows, left_out = drop_key_column(keyed(KeyBy(("key",), ("key",)), rows_of_chunk(data, 0), failed))
+    rows, left_out = drop_key_column(assign_keys(KeyBy(("key",), ("key",)), rows_of_chunk(data, 0), failed))
     assert left_out is None and rows.data is data
     assert arrived(on_their_way(data)) == data.to_pylist()
 
@@ -103,7 +103,7 @@ def test_some_of_the_rows_have_the_keys_of_those_rows() -> None:
 
 
 def test_rows_that_were_changed_after_their_key_keep_the_change() -> None:
-    rows: Rows = keyed(KeyBy(("key",), ("key",)), rows_of_chunk(table(), 0), failed)
+    rows: Rows = assign_keys(KeyBy(("key",), ("key",)), rows_of_chunk(table(), 0), failed)
     changed = rows.with_data([{**row, "key": "other"} for row in rows.objects()])
     blobs = [pack_rows(part, Codec(), left_out) for part, left_out in [drop_key_column(changed)]]
     assert {row["key"] for row in arrived(blobs)} == {"other"}

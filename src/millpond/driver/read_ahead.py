@@ -16,8 +16,9 @@ from millpond.driver.batch import Plan, Positions
 from millpond.driver.planning import grouped
 from millpond.driver.runtime import Reading, Runtime
 from millpond.messages import BatchContext, ReadHeader, ReadProgress
-from millpond.pipeline.graph import LateSplit, Program, Read
+from millpond.pipeline.graph import Program, Read
 from millpond.sources.base import Source
+from millpond.steps.verbs.late_split import LateSplit
 
 
 @dataclass

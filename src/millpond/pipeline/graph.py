@@ -1,4 +1,4 @@
-"""The graph that streams build: nodes, and what each does to rows."""
+"""The graph of a program: nodes, the operators at its edges, and the program that is compiled from it."""
 
 from __future__ import annotations
 
@@ -12,154 +12,153 @@ from millpond.codec.shapes import Shapes, annotated, shapes_of
 from millpond.codec.user_types import is_storable
 from millpond.errors import InvalidUse
 from millpond.log.paths import check_name
+from millpond.rows.rows import Rows
 from millpond.sinks.base import Sink
-from millpond.steps.base import Step
+from millpond.steps.base import Running, Step
 from millpond.steps.failure import OnError, Retry
-from millpond.steps.verbs.external import Cache
-from millpond.steps.verbs.external_lookup import ExternalLookup
-from millpond.steps.verbs.map_async import MapAsync
+from millpond.steps.operator import Operator, OperatorContext
 from millpond.timing import Duration
 
 
 @dataclass(frozen=True)
-class Read:
+class Read(Operator):
     """The rows of a source enter here."""
+
+    verb = "stream"
+    may_change_rows = False
 
     stream: str
     source: Any  # a Source, or a streaming DataFrame that a runtime knows how to take
     timestamp: str | Callable[[Any], Any] | None = None
     type: Any = None
-    disorder: Duration = 0  # how much older than the newest row one may come without being late
-    idle_after: float | None = None  # seconds of quiet after which a partition holds nothing back
-    ahead: Duration | None = timedelta(days=366)  # how far in the future a time may lie, and be believed
+    disorder: Duration = 0  # how much older than the newest row a row may be without being late
+    idle_after: float | None = None  # seconds without a row after which a partition no longer holds the watermark back
+    ahead: Duration | None = timedelta(days=366)  # how far in the future an event time may be
+
+    @property
+    def name(self) -> str:
+        return self.stream
+
+    @property
+    def label(self) -> str:
+        return f"stream {self.stream!r}"
 
 
 @dataclass(frozen=True)
-class Map:
-    f: Callable[[Any], Any]
+class DeadLetters(Operator):
+    """The rows that failed, from everywhere, enter here."""
+
+    verb = "dead_letters"
+    may_change_rows = False
 
 
 @dataclass(frozen=True)
-class Filter:
-    f: Callable[[Any], Any]
+class StatefulStep(Operator):
+    """Rows meet their key's state, or the rows of a table."""
 
-
-@dataclass(frozen=True)
-class FlatMap:
-    f: Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class Inspect:
-    f: Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class WithTime:
-    f: Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class Branch:
-    """Each row goes to the first predicate it meets; `Pick` takes one branch's rows from here."""
-
-    predicates: tuple[tuple[str, Callable[[Any], Any]], ...]
-
-
-@dataclass(frozen=True)
-class Pick:
-    branch: str
-
-
-@dataclass(frozen=True)
-class Union:
-    """The rows of several streams, and nothing of their keys."""
-
-
-@dataclass(frozen=True)
-class LateSplit:
-    """The rows that are late, or those that are not, by the watermark that the batch began with."""
-
-    late: bool
-
-
-@dataclass(frozen=True)
-class JoinInput:
-    """One of the two inputs of a step that has two, or the input of one that looks into a table."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class SideOutput:
-    """What a step puts aside, as the late rows of a window."""
-
-
-@dataclass(frozen=True)
-class KeyBy:
-    """From here on rows belong to keys: they go to the partition that owns theirs."""
-
-    by: tuple[str | Callable[[Any], Any], ...]
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StatefulStep:
-    """A step: rows meet their key's state, or the rows of a table."""
+    verb = "step"
+    has_state = True
 
     step: Step
     table: int | None = None  # the node of the table that it looks into; it has no state of its own then
 
+    @property
+    def name(self) -> str:
+        return self.step.name
+
+    @property
+    def label(self) -> str:
+        return f"{self.step.kind} {self.step.name!r}"
+
+    @property
+    def own_policy(self) -> OnError:
+        return self.step.on_error
+
+    def start(self, context: OperatorContext) -> Running:
+        assert context.step is not None
+        return self.step.start(context.step)
+
 
 @dataclass(frozen=True)
-class Deliver:
-    """Rows leave here, through a sink."""
+class JoinInput(Operator):
+    """One of the two inputs of a join, or the input of a lookup into a table.
 
-    name: str
+    Rows wait here for the stage of the step: the other input, or the table, may be complete only then.
+    """
+
+    verb = "join"
+    passes_rows_unchanged = True
+    is_exchange = True
+
+    index: int
+    step_name: str  # of the step that it is an input of
+    on_error: OnError
+
+    @property
+    def name(self) -> str:
+        return self.step_name
+
+    @property
+    def exchange_name(self) -> str:
+        return self.step_name
+
+    @property
+    def own_policy(self) -> OnError:
+        return self.on_error
+
+    def start(self, context: OperatorContext) -> JoinInput:
+        return self
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        return rows
+
+
+@dataclass(frozen=True)
+class SideOutput(Operator):
+    """Stands for the rows that a step puts aside, such as the late rows of a window."""
+
+    verb = "late"
+    may_change_rows = False
+
+    @property
+    def port(self) -> str:
+        return ASIDE
+
+
+ASIDE = "aside"  # the output of a step that its `SideOutput` reads
+
+
+@dataclass(frozen=True)
+class Deliver(Operator):
+    """Rows leave the program here, through a sink."""
+
+    verb = "to"
+    may_change_rows = False
+
+    sink_name: str
     sink: Sink
 
+    @property
+    def name(self) -> str:
+        return self.sink_name
 
-@dataclass(frozen=True)
-class DeadLetters:
-    """The rows that failed, from everywhere."""
+    @property
+    def label(self) -> str:
+        return f"sink {self.sink_name!r}"
+
+    def start(self, context: OperatorContext) -> Delivering:
+        return Delivering(context)
 
 
-Op = (
-    Read
-    | Map
-    | Filter
-    | FlatMap
-    | Inspect
-    | WithTime
-    | MapAsync
-    | ExternalLookup
-    | Branch
-    | Pick
-    | Union
-    | LateSplit
-    | JoinInput
-    | SideOutput
-    | KeyBy
-    | StatefulStep
-    | Deliver
-    | DeadLetters
-)
+class Delivering:
+    """A sink's node at work in one task."""
 
-# Behind these a function of the user's may change a row in place; some hand on the very rows they were given.
-MAY_CHANGE = (
-    Map,
-    Filter,
-    FlatMap,
-    Inspect,
-    WithTime,
-    MapAsync,
-    ExternalLookup,
-    Branch,
-    StatefulStep,
-    Union,
-    LateSplit,
-    JoinInput,
-)
+    def __init__(self, context: OperatorContext) -> None:
+        self._deliver = context.deliver
+
+    def run(self, rows: Rows, side: int = 0) -> list[Rows]:
+        self._deliver(rows)
+        return []
 
 
 @dataclass(frozen=True)
@@ -167,10 +166,15 @@ class Node:
     """One operation and where its rows come from."""
 
     id: int
-    op: Op
+    op: Operator
     inputs: tuple[int, ...]
-    keyed: tuple[str, ...] | None  # the names of the key's parts, where rows have a key
-    on_error: OnError
+    keyed: tuple[str, ...] | None  # the names of the key's parts; None for rows without a key
+    on_error: OnError  # of the stream
+
+    @property
+    def policy(self) -> OnError:
+        """The error policy of the operator: its own, or else that of the stream."""
+        return self.op.own_policy or self.on_error
 
 
 @dataclass
@@ -183,7 +187,7 @@ class Graph:
 
     def add(
         self,
-        op: Op,
+        op: Operator,
         inputs: tuple[int, ...] = (),
         *,
         keyed: tuple[str, ...] | None = None,
@@ -206,20 +210,62 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Program:
-    """A graph made ready to run: who reads from whom, and in which stage of a batch.
+class Route:
+    """How rows get from a node to one of its consumers within a task."""
 
-    Stage 0 runs in the tasks that read the sources. A row that passes a `KeyBy` goes on in the next stage, in
-    the task of the partition that owns its key; one that waits at a `JoinInput` in that of the other side.
+    consumer: int
+    side: int  # the number of the consumer's input
+    needs_copy: bool  # the consumer may change rows that others are given, too
+    has_state: bool
+
+
+@dataclass(frozen=True)
+class Program:
+    """A graph that is ready to run: the consumers of each node, and the stage of a batch in which it runs.
+
+    Stage 0 runs in the tasks that read the sources. A row that passes a `KeyBy` goes on in the next stage, in the task
+    of the partition that owns its key. A row that waits at a `JoinInput` goes on in the stage of the other input.
     """
 
     app: str
     nodes: tuple[Node, ...]
     consumers: tuple[tuple[int, ...], ...]
-    stages: tuple[
-        int, ...
-    ]  # the stage in which each node's rows come to be; of a KeyBy or a JoinInput, the one after it
+    stages: tuple[int, ...]  # the stage in which a node's output goes on: of an exchange, the one that it leads to
     types: tuple[type, ...]
+
+    @cached_property
+    def routes(self) -> tuple[tuple[Route, ...], ...]:
+        """For each node, the way to every consumer of its main output.
+
+        Of the consumers that may change rows, the last one is given the rows themselves, unless others only read them.
+        """
+        found = []
+        for node, consumers in enumerate(self.consumers):
+            readers = [i for i in consumers if self.nodes[i].op.port is None]
+            changers = [i for i in readers if self.nodes[i].op.may_change_rows]
+            sharers = set(changers[:-1] if len(changers) == len(readers) else changers)
+            found.append(
+                tuple(
+                    Route(i, self.nodes[i].inputs.index(node), i in sharers, self.nodes[i].op.has_state)
+                    for i in readers
+                )
+            )
+        return tuple(found)
+
+    @cached_property
+    def ports(self) -> dict[tuple[int, str], tuple[int, ...]]:
+        """The nodes that stand for each named output of a node."""
+        found: dict[tuple[int, str], tuple[int, ...]] = {}
+        for node in self.nodes:
+            if node.op.port is not None:
+                place = (node.inputs[0], node.op.port)
+                found[place] = (*found.get(place, ()), node.id)
+        return found
+
+    @cached_property
+    def exchange_stages(self) -> tuple[int, ...]:
+        """For each node, the first stage in which its output stays in the task; 0 if it is no exchange."""
+        return tuple(stage if node.op.is_exchange else 0 for node, stage in zip(self.nodes, self.stages, strict=True))
 
     @cached_property
     def clocks(self) -> dict[int, tuple[str, Read]]:
@@ -233,7 +279,7 @@ class Program:
                     found[node.id] = (node.op.stream, node.op)
             elif self.stages[node.id] == 0 and node.inputs and node.inputs[0] in origin:
                 read = origin[node.id] = origin[node.inputs[0]]
-                if isinstance(node.op, WithTime):
+                if node.op.sets_times:
                     number = sum(name.startswith(f"{read.stream} with_time") for name, _ in found.values())
                     found[node.id] = (f"{read.stream} with_time {number}", read)
         return found
@@ -254,7 +300,7 @@ class Program:
             aside = any(
                 isinstance(self.nodes[i].op, SideOutput) for reader in readers for i in self.consumers[reader.id]
             )
-            told = isinstance(node.op, KeyBy) and len(steps) == len(readers) and not aside
+            told = node.op.starts_stage and len(steps) == len(readers) and not aside
             if told and steps and all(step.reads is not None for step in steps):
                 found[node.id] = tuple(dict.fromkeys(field for step in steps for field in step.reads or ()))
         return found
@@ -265,9 +311,9 @@ class Program:
         return {name: shapes_of(_kept_types(step)) for name, step in self.steps.items()}
 
     @cached_property
-    def caches(self) -> dict[int, Cache]:
-        """What this process remembers from batch to batch, by node; it is lost with the process."""
-        return {node.id: Cache(node.op.external) for node in self.nodes if isinstance(node.op, ExternalLookup)}
+    def caches(self) -> dict[int, Any]:
+        """What each operator remembers in this process from batch to batch, by node."""
+        return {node.id: cache for node in self.nodes if (cache := node.op.make_cache()) is not None}
 
     @property
     def last_stage(self) -> int:
@@ -340,7 +386,7 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
                 before = max((stage_of[i] for i in node.inputs), default=0)
                 if isinstance(node.op, StatefulStep) and node.op.table is not None:
                     before = max(before, _after_table(app, graph, node.op, behind_letters, stage_of, part))
-                stage_of[node.id] = before + 1 if isinstance(node.op, KeyBy) else before
+                stage_of[node.id] = before + 1 if node.op.starts_stage else before
                 for i in node.inputs:
                     if isinstance(graph.nodes[i].op, JoinInput):  # where one side comes later, the other waits for it
                         stage_of[i] = before
@@ -379,9 +425,7 @@ def _after_table(
 def _check_letters(app: str, behind: list[Node]) -> None:
     """A dead letter that fails cannot become one again: it would go round for ever, or be lost on its way back."""
     for node in behind:
-        policy = (
-            node.op.step.on_error if isinstance(node.op, StatefulStep) else getattr(node.op, "on_error", node.on_error)
-        )
+        policy = node.policy
         if (policy.then if isinstance(policy, Retry) else policy) == "dead-letter":
             raise InvalidUse(
                 f'app {app!r}: what stands behind app.dead_letters cannot have on_error="dead-letter". Say '

@@ -8,7 +8,6 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
 from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
-from millpond.pipeline import graph as g
 from millpond.pipeline.fields import Field
 from millpond.pipeline.joining import Joining
 from millpond.pipeline.retractions import with_retractions
@@ -25,7 +24,12 @@ from millpond.steps.verbs.apply import Apply
 from millpond.steps.verbs.deduplicate import Deduplicate
 from millpond.steps.verbs.expiring_map import begin as begin_map
 from millpond.steps.verbs.external import External
+from millpond.steps.verbs.filter import Filter
+from millpond.steps.verbs.flat_map import FlatMap
+from millpond.steps.verbs.inspect import Inspect
+from millpond.steps.verbs.map import Map
 from millpond.steps.verbs.process import Process, Processor, made
+from millpond.steps.verbs.with_time import WithTime
 from millpond.steps.windows.definitions import MISSING, Window
 from millpond.steps.windows.triggers import Trigger, on_close
 from millpond.timing import duration
@@ -62,7 +66,7 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         >>> import millpond as mp
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").map(lambda row: row)
         """
-        return KeyedStream(self._graph, self._same(g.Map(function(f, "map"))))
+        return KeyedStream(self._graph, self._same(Map(function(f, "map"))))
 
     def filter(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
         """Only the rows for which `f` is true go on, with their key.
@@ -70,7 +74,7 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         >>> import millpond as mp
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").filter(bool)
         """
-        return KeyedStream(self._graph, self._same(g.Filter(function(f, "filter"))))
+        return KeyedStream(self._graph, self._same(Filter(function(f, "filter"))))
 
     def flat_map(self, f: Callable[[R], Iterable[Out]]) -> KeyedStream[K, Out]:
         """Each row becomes any number of rows of the same key.
@@ -78,7 +82,7 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         >>> import millpond as mp
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").flat_map(list)
         """
-        return KeyedStream(self._graph, self._same(g.FlatMap(function(f, "flat_map"))))
+        return KeyedStream(self._graph, self._same(FlatMap(function(f, "flat_map"))))
 
     def inspect(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
         """Show each row to `f`, and let it go on with its key.
@@ -86,7 +90,7 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         >>> import millpond as mp
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").inspect(print)
         """
-        return KeyedStream(self._graph, self._same(g.Inspect(function(f, "inspect"))))
+        return KeyedStream(self._graph, self._same(Inspect(function(f, "inspect"))))
 
     def with_time(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
         """Set each row's event time anew.
@@ -94,7 +98,7 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         >>> import millpond as mp
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").with_time(lambda row: 1)
         """
-        return KeyedStream(self._graph, self._same(g.WithTime(function(f, "with_time"))))
+        return KeyedStream(self._graph, self._same(WithTime(function(f, "with_time"))))
 
     def map_async(
         self, f: Callable[[R], Any], workers: int = 8, *, on_error: OnError | None = None

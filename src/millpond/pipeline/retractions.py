@@ -10,15 +10,6 @@ from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 
-_UNCHANGED = (
-    g.KeyBy,
-    g.Union,
-    g.JoinInput,
-    g.Inspect,
-    g.WithTime,
-    g.LateSplit,
-)  # every row that comes in goes out as it is
-
 
 class Origin(NamedTuple):
     """The window that retractions come from, and whether no function of the user's is between it and here."""
@@ -59,7 +50,7 @@ def _origin(graph: g.Graph, node: g.Node) -> Origin | None:
         elif not isinstance(op, g.SideOutput):  # which puts the rows of its step inside of others
             coming = [origin for i in each.inputs if (origin := origins[i]) is not None]
             found = max(coming, key=lambda origin: origin.is_certain, default=None)
-            if found is not None and not isinstance(op, _UNCHANGED):
+            if found is not None and not op.passes_rows_unchanged:
                 found = found._replace(is_certain=False)
         origins.append(found)
     return origins[node.id]

@@ -82,7 +82,9 @@ class Stepping(Stream[R], Generic[K, R]):
         )
         inputs: tuple[int, ...] = (self._node.id,)
         if other is not None:
-            inputs = tuple(stream._same(g.JoinInput(side)).id for side, stream in enumerate((self, other)))
+            inputs = tuple(
+                stream._same(g.JoinInput(side, name, policy)).id for side, stream in enumerate((self, other))
+            )
         node = self._graph.add(g.StatefulStep(step), inputs, keyed=self._node.keyed, on_error=self._node.on_error)
         from millpond.pipeline.keyed import KeyedStream
 

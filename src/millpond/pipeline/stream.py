@@ -10,8 +10,18 @@ from millpond.pipeline import graph as g
 from millpond.pipeline.table import Table, lookup_node
 from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError, checked
+from millpond.steps.operator import Operator
+from millpond.steps.verbs.branch import REST, Branch, Pick
 from millpond.steps.verbs.external import External
+from millpond.steps.verbs.filter import Filter
+from millpond.steps.verbs.flat_map import FlatMap
+from millpond.steps.verbs.inspect import Inspect
+from millpond.steps.verbs.key_by import KeyBy
+from millpond.steps.verbs.late_split import LateSplit
+from millpond.steps.verbs.map import Map
 from millpond.steps.verbs.map_async import MapAsync
+from millpond.steps.verbs.union import Union
+from millpond.steps.verbs.with_time import WithTime
 
 if TYPE_CHECKING:
     from millpond.pipeline.keyed import KeyedStream
@@ -37,11 +47,11 @@ class Stream(Generic[R]):
     def __init__(self, graph: g.Graph, node: g.Node) -> None:
         self._graph, self._node = graph, node
 
-    def _then(self, op: g.Op, *, keyed: tuple[str, ...] | None, more: tuple[int, ...] = ()) -> g.Node:
+    def _then(self, op: Operator, *, keyed: tuple[str, ...] | None, more: tuple[int, ...] = ()) -> g.Node:
         inputs = (self._node.id, *more)
         return self._graph.add(op, inputs, keyed=keyed, on_error=self._node.on_error)
 
-    def _same(self, op: g.Op) -> g.Node:
+    def _same(self, op: Operator) -> g.Node:
         return self._then(op, keyed=self._node.keyed)
 
     def map(self, f: Callable[[R], Out]) -> Stream[Out]:
@@ -50,7 +60,7 @@ class Stream(Generic[R]):
         >>> import millpond as mp
         >>> doubled = mp.App("a").stream("n", mp.sources.rows([1])).map(lambda n: n * 2)
         """
-        return Stream(self._graph, self._same(g.Map(function(f, "map"))))
+        return Stream(self._graph, self._same(Map(function(f, "map"))))
 
     def filter(self, f: Callable[[R], Any]) -> Stream[R]:
         """Only the rows for which `f` is true go on.
@@ -58,7 +68,7 @@ class Stream(Generic[R]):
         >>> import millpond as mp
         >>> odd = mp.App("a").stream("n", mp.sources.rows([1])).filter(lambda n: n % 2)
         """
-        return Stream(self._graph, self._same(g.Filter(function(f, "filter"))))
+        return Stream(self._graph, self._same(Filter(function(f, "filter"))))
 
     def flat_map(self, f: Callable[[R], Iterable[Out]]) -> Stream[Out]:
         """Each row becomes any number of rows.
@@ -66,7 +76,7 @@ class Stream(Generic[R]):
         >>> import millpond as mp
         >>> words = mp.App("a").stream("lines", mp.sources.rows(["a b"])).flat_map(str.split)
         """
-        return Stream(self._graph, self._same(g.FlatMap(function(f, "flat_map"))))
+        return Stream(self._graph, self._same(FlatMap(function(f, "flat_map"))))
 
     def inspect(self, f: Callable[[R], Any]) -> Stream[R]:
         """Show each row to `f`, which may not change it, and let it go on.
@@ -74,7 +84,7 @@ class Stream(Generic[R]):
         >>> import millpond as mp
         >>> seen = mp.App("a").stream("n", mp.sources.rows([1])).inspect(print)
         """
-        return Stream(self._graph, self._same(g.Inspect(function(f, "inspect"))))
+        return Stream(self._graph, self._same(Inspect(function(f, "inspect"))))
 
     def with_time(self, f: Callable[[R], Any]) -> Stream[R]:
         """Set each row's event time anew.
@@ -82,7 +92,7 @@ class Stream(Generic[R]):
         >>> import millpond as mp
         >>> timed = mp.App("a").stream("n", mp.sources.rows([{"at": 1}])).with_time(lambda row: row["at"])
         """
-        return Stream(self._graph, self._same(g.WithTime(function(f, "with_time"))))
+        return Stream(self._graph, self._same(WithTime(function(f, "with_time"))))
 
     def map_async(self, f: Callable[[R], Any], workers: int = 8, *, on_error: OnError | None = None) -> Stream[Any]:
         """As `map`, for a function that waits: for a service, a disk. It runs over `workers` rows at a time.
@@ -112,7 +122,7 @@ class Stream(Generic[R]):
         >>> ticks = mp.App("a").stream("ticks", mp.sources.rows([{"at": 1}]), timestamp="at")
         >>> fresh = ticks.on_time
         """
-        return type(self)(self._graph, self._same(g.LateSplit(late=False)))
+        return type(self)(self._graph, self._same(LateSplit(late=False)))
 
     @property
     def late(self) -> Self:
@@ -122,7 +132,7 @@ class Stream(Generic[R]):
         >>> ticks = mp.App("a").stream("ticks", mp.sources.rows([{"at": 1}]), timestamp="at")
         >>> late = ticks.late.to("late", mp.sinks.memory())
         """
-        return type(self)(self._graph, self._same(g.LateSplit(late=True)))
+        return type(self)(self._graph, self._same(LateSplit(late=True)))
 
     def lookup(
         self,
@@ -164,15 +174,15 @@ class Stream(Generic[R]):
         >>> sorted(parts)
         ['rest', 'small']
         """
-        if not predicates or "rest" in predicates:
+        if not predicates or REST in predicates:
             raise InvalidUse(
                 "branch(name=predicate, …): expected at least one predicate, none of them named 'rest', "
                 f"got {sorted(predicates)}"
             )
         pairs = tuple((name, function(f, f"branch({name})")) for name, f in predicates.items())
-        node = self._same(g.Branch(pairs))
+        node = self._same(Branch(pairs))
         parted: Stream[R] = Stream(self._graph, node)
-        return {name: Stream(self._graph, parted._same(g.Pick(name))) for name in [*predicates, "rest"]}
+        return {name: Stream(self._graph, parted._same(Pick(name))) for name in [*predicates, REST]}
 
     def union(self, *others: Stream[Any]) -> Stream[Any]:
         """The rows of this stream and of the others; they have no key until the next `key_by`.
@@ -183,7 +193,7 @@ class Stream(Generic[R]):
         """
         if not others or any(not isinstance(o, Stream) or o._graph is not self._graph for o in others):
             raise InvalidUse("union(other, …): expected one or more streams of the same app")
-        return Stream(self._graph, self._then(g.Union(), keyed=None, more=tuple(o._node.id for o in others)))
+        return Stream(self._graph, self._then(Union(), keyed=None, more=tuple(o._node.id for o in others)))
 
     def key_by(self, *by: str | Callable[[R], Any], **named: Callable[[R], Any]) -> KeyedStream[Any, R]:
         """Give each row a key: a field, several fields, or what a function makes of it.
@@ -211,7 +221,7 @@ class Stream(Generic[R]):
             )
         from millpond.pipeline.keyed import KeyedStream
 
-        op = g.KeyBy((*by, *named.values()), tuple(names))
+        op = KeyBy((*by, *named.values()), tuple(names))
         return KeyedStream(self._graph, self._then(op, keyed=tuple(names)))
 
     def to(self, name: str, sink: Sink) -> Stream[R]:

@@ -81,7 +81,7 @@ def lookup_node(
     assert isinstance(looked_into, g.StatefulStep)
     options = {"on": _on(where, node, table, on), "how": how, "merge": merge, "table": looked_into.step.name}
     step = Step(graph.claim(name, "lookup"), "lookup", Lookup, options, policy)
-    side = graph.add(g.JoinInput(0), (node.id,), keyed=node.keyed, on_error=node.on_error)
+    side = graph.add(g.JoinInput(0, name, policy), (node.id,), keyed=node.keyed, on_error=node.on_error)
     return graph.add(g.StatefulStep(step, table._node.id), (side.id,), keyed=node.keyed, on_error=node.on_error)
 
 

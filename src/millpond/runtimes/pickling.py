@@ -34,7 +34,7 @@ from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.sinks.base import Delivery
 from millpond.sources.base import Source
-from millpond.steps.verbs.external_lookup import ExternalLookup
+from millpond.steps.operator import Operator
 
 cloudpickle: Any = _cloudpickle  # it has no types
 
@@ -88,7 +88,7 @@ def loads(data: bytes) -> Any:
     return _loads(data)[0]
 
 
-def _without_driver_parts(op: g.Op) -> g.Op:
+def _without_driver_parts(op: Operator) -> Operator:
     if isinstance(op, g.Read) and not isinstance(op.source, Source):
         return replace(op, source=None)  # a streaming DataFrame
     if isinstance(op, g.Deliver) and op.sink.where != "workers":
@@ -317,7 +317,7 @@ def _explained(program: g.Program, error: Exception) -> InvalidUse:
     where, path, culprit = "", [""], None
     for node in program.nodes:
         if _fails(node.op):
-            where = _where(node.op)
+            where = node.op.label
             path, culprit, error = _followed(node.op, [], _fails(node.op) or error, set())
             break
     what = f"{where}: {_spelled(path)}" if where else "a function, source or sink"
@@ -398,19 +398,3 @@ def _called(value: Any, otherwise: str = "") -> str:
 
 def _spelled(path: list[str]) -> str:
     return ", ".join(dict.fromkeys(part for part in path if part)) or "a part of it"
-
-
-def _where(op: g.Op) -> str:
-    if isinstance(op, g.Read):
-        return f"stream {op.stream!r}"
-    if isinstance(op, g.Deliver):
-        return f"sink {op.name!r}"
-    if isinstance(op, g.StatefulStep):
-        return f"{op.step.kind} {op.step.name!r}"
-    if isinstance(op, g.KeyBy):
-        return f"key_by({', '.join(op.names)})"
-    if isinstance(op, ExternalLookup):
-        return f"lookup {op.name!r}"
-    return {"FlatMap": "flat_map", "WithTime": "with_time", "MapAsync": "map_async"}.get(
-        type(op).__name__, type(op).__name__.lower()
-    )

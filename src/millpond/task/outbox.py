@@ -16,8 +16,7 @@ from millpond.pipeline.graph import Program
 from millpond.rows.rows import Rows
 from millpond.rows.wire import drop_key_column, pack_rows
 from millpond.steps.failure import Failed
-from millpond.task.keying import parted
-from millpond.task.spreading import spread
+from millpond.task.spreading import split_by_partition, spread
 
 
 def _trimmed(rows: Rows, fields: tuple[str, ...]) -> Rows:
@@ -56,7 +55,7 @@ class Leaving:
     def _packed(self, rows: Rows) -> dict[int, bytes]:
         partitions = self._context.partitions
         lean, left_out = drop_key_column(spread(rows, partitions) if rows.keys is None else rows)
-        return {p: pack_rows(part, self._codec, left_out) for p, part in parted(lean, partitions).items()}
+        return {p: pack_rows(part, self._codec, left_out) for p, part in split_by_partition(lean, partitions).items()}
 
     def deliver(self, sink: str, rows: Rows, failing: Callable[[], Failed]) -> None:
         """Rows go to a sink."""

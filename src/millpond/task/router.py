@@ -1,12 +1,14 @@
-"""A task at work: rows are pushed through the graph until they reach an exchange or a sink."""
+"""The router of a task: it gives the rows that leave a node to the operators that consume them.
+
+What an operator does to rows is in `steps/`. The router starts each operator once per task, copies rows for consumers
+that may change them, and puts what leaves the task into the outbox.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from millpond.clock import Clock
 from millpond.codec import Codec, NotEncodable, Unreadable
@@ -15,71 +17,105 @@ from millpond.pipeline import graph as g
 from millpond.replica import View
 from millpond.rows.rows import Rows
 from millpond.sources.base import Chunk
-from millpond.steps.base import BatchTime, Running, StepContext, TableReader, several
-from millpond.steps.failure import (
-    FAULTS,
-    BadInput,
-    Failed,
-    Failures,
-    OnError,
-    any_copy,
-    is_needed_again,
-    own_copy,
-    unreadable,
-)
-from millpond.steps.verbs.external_lookup import ExternalLookup, fetched
-from millpond.steps.verbs.map_async import MapAsync, mapped
+from millpond.steps.base import BatchTime, Running, StepContext, TableReader
+from millpond.steps.failure import Failed, Failures, OnError, any_copy, unreadable
+from millpond.steps.operator import OperatorContext, RunningOperator
+from millpond.steps.verbs.key_by import KeyBy, assign_keys
+from millpond.steps.verbs.late_split import LateSplit
 from millpond.task.decode import ChunkDecoder, TimesRead
-from millpond.task.keying import keyed
 from millpond.task.outbox import Leaving
 from millpond.task.timestamps import Reader as TimeReader
-from millpond.timing import Times, as_time, ticks, unit_of
+from millpond.timing import Times
 from millpond.watermarks import Mark, at_end, clock_partition, incoming, marks
 
 
 class Router:
-    """The way of some rows through a program, within one task."""
+    """Moves rows through a program within one task. One thread uses it."""
 
     def __init__(self, program: g.Program, context: BatchContext, stage: int, clock: Clock) -> None:
         self.program, self.context, self.stage = program, context, stage
         self.codec = Codec(program.types)
         self.failures = Failures(context.batch, clock, self._bury, self._origin)
-        self.running: dict[int, Running] = {}
+        self._operators: dict[int, RunningOperator] = {}  # node → its operator, once it is started
+        self.running: dict[int, Running] = {}  # those of them that have state
         self.leaving = Leaving(program, context, self.codec)
         self.partition = ""  # of the source that is being read
         self._decoders: dict[int, ChunkDecoder] = {}  # node of a stream → what decodes its chunks
         self._reading: ChunkDecoder | None = None  # of the stream that is being read
         self.times_read = TimesRead()
         self.late: dict[str, int] = {}
-        self.ended: dict[int, int | None] = {}  # step's node → the watermark that the batch ends with, there
+        self.ended: dict[int, int | None] = {}  # node of a step → the watermark of its input as the batch ends
         self._began = marks(program, context.event_time, context.event_time.times)
 
-    # --- rows move ---
+    # --- from node to node ---
 
-    def leave(self, node: int, rows: Rows) -> None:
-        """Rows come out of a node: everyone who reads from it gets them, and nobody shares one."""
+    def emit(self, node: int, rows: Rows) -> None:
+        """Send the output of a node to its consumers, or to another stage.
+
+        Each consumer that may change rows gets its own: a copy, unless no other consumer needs the original.
+        """
         if len(rows) == 0:
             return
-        readers = [r for r in self.program.consumers[node] if not isinstance(self.program.nodes[r].op, g.SideOutput)]
-        changers = [r for r in readers if isinstance(self.program.nodes[r].op, g.MAY_CHANGE)]
-        for reader in readers:
-            shared = reader in changers[:-1] or (reader in changers and len(changers) < len(readers))
+        if self.stage < self.program.exchange_stages[node]:
+            self._exchange(self.program.nodes[node], rows)
+            return
+        for route in self.program.routes[node]:
             own = rows
-            if shared:
-                rows, own = self._copied(node, rows)
-            self._take(self.program.nodes[reader], own, node)
+            if route.needs_copy:
+                rows, own = self._copy_rows(node, rows)
+            operator = self._operators.get(route.consumer) or self._start(route.consumer)
+            try:
+                output = operator.run(own, route.side)
+                for part in (output,) if isinstance(output, Rows) else output:
+                    self.emit(route.consumer, part)
+            except Unreadable as error:
+                if not route.has_state:
+                    raise
+                raise unreadable(self.program.nodes[route.consumer].op.name, error) from error
+            if route.has_state:
+                self._emit_side_rows(route.consumer)
 
-    def _copied(self, node: int, rows: Rows) -> tuple[Rows, Rows]:
-        """The rows, and copies of them for a reader that may change its own. A row that cannot be copied has failed."""
+    def _start(self, node: int, step: StepContext | None = None) -> RunningOperator:
+        """Start the operator of a node; one with state is given its `StepContext`."""
+        at, op = self.program.nodes[node], self.program.nodes[node].op
+        clock = self.program.clocks.get(node)
+        context = OperatorContext(
+            name=op.name,
+            on_error=at.policy,
+            failures=self.failures,
+            clock=self.failures.clock,
+            now=self.context.now,
+            watermark=self._began[at.inputs[0]].at,
+            cache=self.program.caches.get(node),
+            report_times=None if clock is None else partial(self._report_times, *clock),
+            emit=partial(self._emit_port, node),
+            deliver=partial(self._deliver, at),
+            step=step,
+        )
+        self._operators[node] = operator = op.start(context)
+        return operator
+
+    def _emit_port(self, node: int, port: str, rows: Rows) -> None:
+        """Send rows to the consumers of a named output."""
+        for stand_in in self.program.ports.get((node, port), ()):
+            self.emit(stand_in, rows)
+
+    def _emit_side_rows(self, node: int) -> None:
+        """Send what a step has put aside to the consumers of its side output."""
+        for rows in self.running[node].take_side_rows():
+            for stand_in in self.program.ports.get((node, g.ASIDE), ()):
+                self.emit(stand_in, rows.copy())
+
+    def _copy_rows(self, node: int, rows: Rows) -> tuple[Rows, Rows]:
+        """Return the rows, and copies of them. A row that cannot be copied has failed and is in neither."""
         try:
             return rows, rows.copy()
         except NotEncodable:
-            pass  # what is never stored need not be storable
+            pass  # a row that is never stored need not be storable
         good, data = [], []
         made_by = self.program.nodes[node]
-        step = made_by.op.step if isinstance(made_by.op, g.StatefulStep) else None
-        name = _name_of(made_by.op) if step is None else step.name
-        failed = self._failed(made_by, name, rows, None if step is None else step.on_error)
+        policy = made_by.policy if made_by.op.has_state else made_by.on_error
+        failed = self._failing(made_by.op.name, rows, policy)
         for i, row in enumerate(rows.data):
             try:
                 data.append(any_copy(row))
@@ -89,174 +125,48 @@ class Router:
         left = rows if len(good) == len(rows) else rows.pick(good)
         return left, left.with_data(data)
 
-    def _put_aside(self, node: int, running: Running) -> None:
-        """What a step has put aside goes to its side stream."""
-        for rows in running.take_side_rows():
-            for reader in self.program.consumers[node]:
-                if isinstance(self.program.nodes[reader].op, g.SideOutput):
-                    self.leave(reader, rows.copy())
+    def _failing(self, step: str, rows: Rows, policy: OnError) -> Failed:
+        """Return what applies an error policy to single rows of `rows`."""
 
-    def _take(self, node: g.Node, rows: Rows, source: int) -> None:
-        op = node.op
-        if isinstance(op, g.KeyBy):
-            self._exchange(node, keyed(op, rows, self._failed(node, f"key_by({', '.join(op.names)})", rows)))
-        elif isinstance(op, g.Deliver):
-            self._deliver(node, op.name, rows)
-        elif isinstance(op, g.StatefulStep):
-            running = self.running[node.id]
-            try:
-                made = running.run(rows, node.inputs.index(source))
-                for part in (made,) if isinstance(made, Rows) else made:
-                    self.leave(node.id, part)
-            except Unreadable as error:
-                raise unreadable(op.step.name, error) from error
-            self._put_aside(node.id, running)
-        elif isinstance(op, g.JoinInput):
-            if self.program.stages[node.id] > self.stage:
-                self._exchange(node, rows)
-            else:
-                self.leave(node.id, rows)
-        elif isinstance(op, MapAsync):
-            failed = self._failed(node, "map_async", rows, op.on_error)
-            self.leave(node.id, mapped(op, rows, self.failures.clock, failed))
-        elif isinstance(op, ExternalLookup):
-            self.leave(node.id, self._fetched(node, op, rows))
-        elif isinstance(op, g.LateSplit):
-            self.leave(node.id, self._judged(node, op, rows))
-        elif isinstance(op, g.Branch):
-            self._branch(node, op, rows)
-        elif isinstance(op, g.Union):
-            self.leave(node.id, Rows(rows.data, rows.order, form=rows.form, times=rows.times))
-        elif not isinstance(op, (g.Read, g.DeadLetters, g.Pick)):
-            self.leave(node.id, self._each(node, op, rows))
-
-    def _judged(self, node: g.Node, op: g.LateSplit, rows: Rows) -> Rows:
-        at = self._began[node.inputs[0]].at
-        if rows.times is None or at is None:
-            return rows.pick([]) if op.late else rows
-        late = rows.times.values < at
-        chosen = np.flatnonzero(late if op.late else ~late)
-        return rows if len(chosen) == len(rows) else rows.pick(chosen.tolist())
-
-    def _failed(self, node: g.Node, step: str, rows: Rows, policy: OnError | None = None) -> Failed:
         def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
             key = None if rows.keys is None else rows.keys.of(i)
-            on_error = policy or node.on_error
-            self.failures.row(on_error, step, error, key=key, row=row, order=rows.order[i], again=again)
+            self.failures.row(policy, step, error, key=key, row=row, order=rows.order[i], again=again)
 
         return failed
 
-    def _fetched(self, node: g.Node, op: ExternalLookup, rows: Rows) -> Rows:
-        def failing(rows: Rows) -> Failed:
-            return self._failed(node, op.name, rows, op.on_error)
-
-        return fetched(op, rows, self.program.caches[node.id], self.context.now, self.failures.clock, failing)
-
-    def _each(self, node: g.Node, op: Any, rows: Rows) -> Rows:
-        """The stateless verbs, row by row."""
-        rows = rows.as_objects()
-        f, data, came = op.f, [], []
-        times: list[Any] = []
-        clock = self.program.clocks.get(node.id)
-        verb = type(op).__name__
-        is_kept = is_needed_again(node.on_error)
-
-        def once(i: int) -> None:
-            row = own_copy(rows.data[i]) if is_kept else rows.data[i]
-            if verb == "FlatMap":
-                found = several(f(row))
-                data.extend(found)
-                came.extend([i] * len(found))
-                return
-            result = f(row)
-            if verb == "Filter" and not result:
-                return
-            if verb == "WithTime":
-                try:
-                    time = as_time(result)
-                except ValueError as error:
-                    raise BadInput(f"with_time: {error}") from error
-                if times and unit_of(time) != unit_of(times[0]):
-                    raise BadInput(f"with_time: expected a time like those before it, such as {times[0]}, got {time}")
-                ticks(time)
-                times.append(time)
-            data.append(result if verb == "Map" else row)
-            came.append(i)
-
-        for i in range(len(rows)):
-            try:
-                once(i)
-            except FAULTS as error:
-                key = None if rows.keys is None else rows.keys.of(i)
-                self.failures.row(
-                    node.on_error,
-                    _VERBS[verb],
-                    error,
-                    key=key,
-                    row=rows.data[i],
-                    order=rows.order[i],
-                    again=lambda i=i: once(i),  # type: ignore[misc]
-                )
-        if len(came) == len(rows) and verb != "FlatMap":
-            kept = rows.with_data(data)
-        else:
-            kept = rows.pick(came)
-            kept.data = data
-        if times:
-            kept.times = Times([ticks(time) for time in times], unit_of(times[0]))
-            if clock is not None:
-                self.times_read.add(clock[0], clock_partition(*clock, self.partition), kept.times)
-        return kept
-
-    def _branch(self, node: g.Node, op: g.Branch, rows: Rows) -> None:
-        rows = rows.as_objects()
-        parts: dict[str, list[int]] = {name: [] for name, _ in op.predicates}
-        parts["rest"] = []
-        failed = self._failed(node, "branch", rows)
-
-        def once(i: int, row: Any) -> None:
-            parts[next((name for name, f in op.predicates if f(row)), "rest")].append(i)
-
-        for i, row in enumerate(rows.data):
-            try:
-                once(i, row)
-            except FAULTS as error:
-                failed(i, row, error, lambda i=i, row=row: once(i, row))  # type: ignore[misc]
-        for reader in self.program.consumers[node.id]:
-            pick = self.program.nodes[reader].op
-            assert isinstance(pick, g.Pick)
-            if parts[pick.branch]:
-                self.leave(reader, rows.pick(parts[pick.branch]))
+    def _report_times(self, clock: str, read: g.Read, times: Times) -> None:
+        self.times_read.add(clock, clock_partition(clock, read, self.partition), times)
 
     def _bury(self, letter: dict[str, Any], order: int) -> None:
+        """Send a dead letter to the consumers of `app.dead_letters`, if there are any."""
         node = self.program.dead_letters
         if node is None:
             return
         for part in ("row", "key"):
-            try:  # a letter of its own: the row may still be on its way elsewhere
+            try:  # the letter gets a copy: the row may still be on its way elsewhere
                 letter[part] = self.codec.decode(self.codec.encode(letter[part]))
             except Exception:
                 letter[part] = repr(letter[part])
-        self.leave(node, Rows([letter], [order]))
+        self.emit(node, Rows([letter], [order]))
 
     # --- rows come in ---
 
     def arrive(self, exchange: int, rows: Rows) -> None:
-        """Rows come out of an exchange."""
-        if self.program.nodes[exchange].keyed is None:  # they had no key, and were given one for the way
+        """Take rows that a task of an earlier stage has sent to an exchange."""
+        if self.program.nodes[exchange].keyed is None:  # they have keys only to spread them over the partitions
             rows.keys = None
-        self.leave(exchange, rows)
+        self.emit(exchange, rows)
 
     def read(self, node: g.Node, chunk: Chunk, first: int) -> None:
         """Decode rows of a source, the first of them at place `first`, and send them on their way."""
         decoder = self._reading = self._decoder(node)
         rows, too_early = decoder.decode(chunk, first, self.partition)
         if too_early is not None:
-            self._leave_too_early(node, decoder, too_early)
+            self._emit_too_early(node, decoder, too_early)
         if rows.form == "json":
-            self._text_to_keys(node, decoder, rows)
+            self._emit_text(node, decoder, rows)
         else:
-            self.leave(node.id, rows)
+            self.emit(node.id, rows)
 
     def _decoder(self, node: g.Node) -> ChunkDecoder:
         found = self._decoders.get(node.id)
@@ -266,14 +176,14 @@ class Router:
             self._decoders[node.id] = found
         return found
 
-    def _leave_too_early(self, node: g.Node, decoder: ChunkDecoder, rows: Rows) -> None:
+    def _emit_too_early(self, node: g.Node, decoder: ChunkDecoder, rows: Rows) -> None:
         """Send rows whose time is too far in the future to the stream of late rows, if there is one; else they fail."""
         assert isinstance(node.op, g.Read)
-        judges = [r for r in self.program.consumers[node.id] if self.program.nodes[r].op == g.LateSplit(late=True)]
-        self.late[node.op.stream] = self.late.get(node.op.stream, 0) + len(rows)
-        if judges and node.on_error == "stop":
-            for judge in judges:
-                self.leave(judge, self._copied(node.id, rows.as_objects())[1])
+        splits = [r for r in self.program.consumers[node.id] if self.program.nodes[r].op == LateSplit(late=True)]
+        self._count_late(node.op.stream, len(rows))
+        if splits and node.on_error == "stop":
+            for split in splits:
+                self.emit(split, self._copy_rows(node.id, rows.as_objects())[1])
         else:
             decoder.fail_too_early(rows)
 
@@ -282,46 +192,43 @@ class Router:
         return None if self._reading is None else self._reading.locate(order)
 
     def _may_stay_text(self, node: g.Node) -> bool:
+        """Whether the JSON lines of a stream need not be decoded in this task: all consumers can do without."""
         op = node.op
         assert isinstance(op, g.Read)
-        readers = [self.program.nodes[r].op for r in self.program.consumers[node.id]]
         return (
             op.type is None
             and (op.timestamp is None or TimeReader(op.timestamp).field is not None)
-            and all(isinstance(r, g.KeyBy) and all(isinstance(by, str) for by in r.by) for r in readers)
+            and all(self.program.nodes[r].op.can_read_json_text for r in self.program.consumers[node.id])
         )
 
-    def _text_to_keys(self, node: g.Node, decoder: ChunkDecoder, rows: Rows) -> None:
+    def _emit_text(self, node: g.Node, decoder: ChunkDecoder, rows: Rows) -> None:
+        """Send JSON lines to `key_by`. If a line is not as expected, all of them are decoded to find out which."""
         whole = rows
         for reader in self.program.consumers[node.id]:
             key = self.program.nodes[reader]
-            assert isinstance(key.op, g.KeyBy)
+            assert isinstance(key.op, KeyBy)
             try:
-                found = keyed(key.op, rows, _raise)
+                keyed_rows = assign_keys(key.op, rows, _raise)
             except Exception:
                 if whole is rows:
                     rows = decoder.decode_json(rows)
-                self._take(key, rows, node.id)
-            else:
-                self._exchange(key, found)
+                keyed_rows = assign_keys(key.op, rows, self._failing(key.op.name, rows, key.policy))
+            self.emit(reader, keyed_rows)
 
     # --- rows go out ---
 
     def _exchange(self, node: g.Node, rows: Rows) -> None:
-        step, policy = "key_by", node.on_error
-        if isinstance(node.op, g.JoinInput):  # the step that it is a side of stands for it
-            op = self.program.nodes[self.program.consumers[node.id][0]].op
-            assert isinstance(op, g.StatefulStep)
-            step, policy = op.step.name, op.step.on_error
-        self.leaving.exchange(node.id, rows, lambda: self._failed(node, step, rows, policy))
+        self.leaving.exchange(node.id, rows, lambda: self._failing(node.op.exchange_name, rows, node.policy))
 
-    def _deliver(self, node: g.Node, sink: str, rows: Rows) -> None:
-        self.leaving.deliver(sink, rows, lambda: self._failed(node, sink, rows))
+    def _deliver(self, node: g.Node, rows: Rows) -> None:
+        self.leaving.deliver(node.op.name, rows, lambda: self._failing(node.op.name, rows, node.policy))
+
+    # --- steps with state ---
 
     def begin(self, view: View, ends: list[Mark], tables: Callable[[str], TableReader]) -> None:
-        """Start the steps of this stage; `ends` are the marks of all nodes as the batch ends.
+        """Start the steps of this stage; `ends` are the watermarks of all nodes as the batch ends.
 
-        `tables` gives what reads a table of an earlier stage.
+        `tables(step)` returns the reader of a table that a task of an earlier stage has changed.
         """
         context, event_time = self.context, self.context.event_time
         for node in self.program.nodes:
@@ -345,32 +252,32 @@ class Router:
                     arrival=context.arrival,
                     previous_detail=event_time.details.get(step.name),
                     count_late=partial(self._count_late, step.name),
-                    read_table=None if node.op.table is None else self._reader(node.op.table, tables),
+                    read_table=None if node.op.table is None else self._table_reader(node.op.table, tables),
                     may_emit_in_parts=node.id in self.program.leading_out,
                 )
                 self.ended[node.id] = end.at
-                self.running[node.id] = step.start(step_context)
+                running = self._start(node.id, step_context)
+                assert isinstance(running, Running)
+                self.running[node.id] = running
 
     def _count_late(self, step: str, count: int) -> None:
         self.late[step] = self.late.get(step, 0) + count
 
-    def _reader(self, table: int, tables: Callable[[str], TableReader]) -> TableReader:
-        running, op = self.running.get(table), self.program.nodes[table].op
-        assert isinstance(op, g.StatefulStep)
-        return tables(op.step.name) if running is None else running.read_rows
+    def _table_reader(self, table: int, tables: Callable[[str], TableReader]) -> TableReader:
+        running = self.running.get(table)
+        return tables(self.program.nodes[table].op.name) if running is None else running.read_rows
 
     def end(self) -> None:
-        """All rows have come: every step does what is due, one after the other as their rows flow."""
+        """Let every step do what is due, once all rows have come; in the order in which rows flow."""
         for node in sorted(self.running):
             try:
-                made = self.running[node].end()
+                output = self.running[node].end()
             except Unreadable as error:
-                op = self.program.nodes[node].op
-                raise unreadable(op.step.name if isinstance(op, g.StatefulStep) else "", error) from error
-            for rows in made if isinstance(made, list) else [made]:
+                raise unreadable(self.program.nodes[node].op.name, error) from error
+            for rows in output if isinstance(output, list) else [output]:
                 if rows is not None:
-                    self.leave(node, rows)
-            self._put_aside(node, self.running[node])
+                    self.emit(node, rows)
+            self._emit_side_rows(node)
 
     def made(self) -> TaskOutput:
         return TaskOutput(skipped=dict(self.failures.skipped), late=dict(self.late))
@@ -378,20 +285,3 @@ class Router:
 
 def _raise(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
     raise error
-
-
-def _name_of(op: g.Op) -> str:
-    """What an operation that keeps no state is called in errors."""
-    if isinstance(op, g.Read):
-        return op.stream
-    return getattr(op, "name", None) or _VERBS.get(type(op).__name__, type(op).__name__.lower())
-
-
-_VERBS = {
-    "Map": "map",
-    "Filter": "filter",
-    "FlatMap": "flat_map",
-    "Inspect": "inspect",
-    "WithTime": "with_time",
-    "MapAsync": "map_async",
-}

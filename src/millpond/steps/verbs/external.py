@@ -55,8 +55,8 @@ def external(
 class Cache:
     """What one process remembers of an external database: the keys asked for last, and until when."""
 
-    def __init__(self, of: External) -> None:
-        self._size, self._life = of.cache, of.expire
+    def __init__(self, external: External) -> None:
+        self._size, self._life = external.cache, external.expire
         self._held: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
 
     def get(self, keys: Iterable[Any], now: float) -> dict[Any, Any]:

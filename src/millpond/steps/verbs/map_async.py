@@ -1,4 +1,15 @@
-"""`map_async`: a function over rows, several at a time; what comes of them is in the order of the rows."""
+"""`map_async`: a function over several rows at a time; the results keep the order of the rows.
+
+>>> import millpond as mp
+>>> async def with_price(order):
+...     return {**order, "price": 3}
+>>> app = mp.App("shop")
+>>> out = app.stream("orders", mp.sources.rows([])).map_async(with_price).to("out", mp.sinks.memory())
+>>> with mp.testing.TestDriver(app) as driver:
+...     driver.send("orders", [{"id": 1}, {"id": 2}])
+...     driver.output("out")
+[{'id': 1, 'price': 3}, {'id': 2, 'price': 3}]
+"""
 
 from __future__ import annotations
 
@@ -12,7 +23,25 @@ from typing import Any
 
 from millpond.clock import Clock
 from millpond.rows.rows import Rows
-from millpond.steps.failure import FAULTS, Failed, OnError, Retry, is_needed_again, own_copy
+from millpond.steps.failure import FAULTS, OnError, Retry, is_needed_again, own_copy
+from millpond.steps.operator import Operator, OperatorContext
+
+
+@dataclass(frozen=True)
+class MapAsync(Operator):
+    """Calls a function for up to `workers` rows at a time."""
+
+    verb = "map_async"
+    f: Callable[[Any], Any]
+    workers: int
+    on_error: OnError
+
+    @property
+    def own_policy(self) -> OnError:
+        return self.on_error
+
+    def start(self, context: OperatorContext) -> RunningMapAsync:
+        return RunningMapAsync(self, context)
 
 
 @dataclass
@@ -22,28 +51,34 @@ class Raised:
     error: BaseException
 
 
-def mapped(op: MapAsync, rows: Rows, clock: Clock, failed: Failed) -> Rows:
-    """The rows as the function has made them; those that failed are told and left out.
+class RunningMapAsync:
+    """A `map_async` at work in one task."""
 
-    Each worker pauses by itself before it tries again, so a row that waits holds up nobody else. Where one
-    failure ends the batch, no more rows are begun after it.
-    """
-    rows = rows.as_objects()
-    outcomes = _Outcomes(op, rows.data, clock).all()
-    good: list[int] = []
-    data: list[Any] = []
-    for i, outcome in enumerate(outcomes):
-        if isinstance(outcome, Raised):
-            failed(i, rows.data[i], outcome.error)
-        else:
-            good.append(i)
-            data.append(outcome)
-    kept = rows if len(good) == len(rows) else rows.pick(good)
-    return kept.with_data(data)
+    def __init__(self, operator: MapAsync, context: OperatorContext) -> None:
+        self._operator, self._context = operator, context
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        """Return the results for all rows that did not fail.
+
+        Each worker pauses by itself before it tries again, so a row that waits does not delay others. If a failure ends
+        the batch, no more rows are started after it.
+        """
+        rows = rows.as_objects()
+        outcomes = _Outcomes(self._operator, rows.data, self._context.clock).all()
+        good: list[int] = []
+        data: list[Any] = []
+        for i, outcome in enumerate(outcomes):
+            if isinstance(outcome, Raised):
+                self._context.fail(rows, i, rows.data[i], outcome.error)
+            else:
+                good.append(i)
+                data.append(outcome)
+        kept = rows if len(good) == len(rows) else rows.pick(good)
+        return kept.with_data(data)
 
 
 class _Outcomes:
-    """Workers take rows from one list, in its order, and note what came of each."""
+    """Calls a function with workers that take rows from one list, in its order, and store the result of each."""
 
     def __init__(self, op: MapAsync, rows: list[Any], clock: Clock) -> None:
         self._f, self._rows, self._clock = op.f, rows, clock
@@ -57,7 +92,7 @@ class _Outcomes:
         self._over = False
 
     def all(self) -> list[Any]:
-        # A loop of our own in a thread of its own: there may be one at work already, as in a notebook.
+        # The event loop runs in a thread of its own: this one may run a loop already, as in a notebook.
         if is_async(self._f):
             run_in_thread(self._gather())
         else:
@@ -108,7 +143,7 @@ class _Outcomes:
 
 
 def _is_cancelled() -> bool:
-    """Whether this very task was cancelled, and not something that a function waited for."""
+    """Whether this task was cancelled, and not something that a function waited for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -118,13 +153,13 @@ def is_async(f: Callable[..., Any]) -> bool:
 
 
 def answer(f: Callable[..., Any], *given: Any) -> Any:
-    """What a function returns, also if it hands out a coroutine that is still to be run."""
+    """Return what a function returns; a coroutine is run to its end."""
     found = f(*given)
     return run_in_thread(found) if inspect.iscoroutine(found) else found
 
 
 def run_in_thread(coroutine: Awaitable[Any]) -> Any:
-    """Run a coroutine to its end, whatever loop is at work in this thread."""
+    """Run a coroutine to its end in a new thread, because this one may run an event loop already."""
     found: list[Any] = []
 
     async def run() -> None:
@@ -144,12 +179,3 @@ def run_in_thread(coroutine: Awaitable[Any]) -> Any:
     if trouble:
         raise trouble[0]
     return found[0]
-
-
-@dataclass(frozen=True)
-class MapAsync:
-    """A function over the rows, several at a time; what comes of them keeps their order."""
-
-    f: Callable[[Any], Any]
-    workers: int
-    on_error: OnError
