@@ -27,9 +27,9 @@ FLOORS = [
     ("task", "driver"),  # on one floor: they speak through `messages`
     ("maintenance",),
     ("runtimes",),
-    ("sources", "sinks", "state_view", "admin"),
-    ("life",),
-    ("app", "opened"),
+    ("sources", "sinks", "state_view"),
+    ("admin",),
+    ("app",),
     ("lowlevel",),
     ("testing",),
     ("millpond",),

@@ -4,7 +4,7 @@ The log is the truth; everything else is a replica of it.
 """
 
 from millpond import errors, lowlevel, sinks, sources, testing
-from millpond.admin import StateChange
+from millpond.admin import StateChange, open
 from millpond.aggregations import (
     Aggregation,
     aggregation,
@@ -24,9 +24,8 @@ from millpond.aggregations import (
     top,
 )
 from millpond.app import App
-from millpond.maintenance.caretaker import Verdict
 from millpond.maintenance.rebuild import Difference, Rebuilt
-from millpond.opened import open
+from millpond.maintenance.verify import Verdict
 from millpond.pipeline.fields import epoch_ms, epoch_s
 from millpond.pipeline.keyed import JoinedStream, KeyedStream
 from millpond.pipeline.stream import Stream

@@ -1,22 +1,42 @@
-"""What can be done to an app's state as a whole, from a program or a shell."""
+"""What can be done to an app's state as a whole, from a program, a shell or another process."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from millpond.clock import Clock, as_datetime
+from millpond.clock import Clock, SystemClock, as_datetime
 from millpond.codec import Codec, decode_key
+from millpond.driver.runtime import Runtime
+from millpond.driver.settings import DriverSettings
+from millpond.driver.void_deliveries import staying
 from millpond.errors import InvalidUse
+from millpond.log.heartbeat import check_stopped
 from millpond.log.jobs import ProgressCallback
 from millpond.log.ledger import Ledger
+from millpond.log.paths import check_name
 from millpond.log.reach import read_beside_retention
+from millpond.log.record import Record
 from millpond.log.retention import Keep, keeping
-from millpond.maintenance.caretaker import Caretaker, Verdict, verified
+from millpond.maintenance.clear import clear_app
+from millpond.maintenance.compact import compact_log
+from millpond.maintenance.drop import drop_sink_outputs, drop_step_state
+from millpond.maintenance.rebuild import Rebuild, Rebuilt, forget_shadows
+from millpond.maintenance.record_changes import changes_in
+from millpond.maintenance.rescale import rescale_app
+from millpond.maintenance.restore import restore_savepoint
+from millpond.maintenance.rollback import roll_back, roll_back_sinks
+from millpond.maintenance.savepoint import write_savepoint
+from millpond.maintenance.stopped_app import StoppedApp
+from millpond.maintenance.verify import Verdict, verify_app
+from millpond.pipeline.graph import Program
+from millpond.sinks.discard import DiscardSink
+from millpond.state_view import StateView, forget_files, forget_replicas
 from millpond.steps.state.migration import MARK
 from millpond.storage import Storage, open_storage
 
@@ -41,65 +61,108 @@ class StateChange:
     deleted: bool = False
 
 
-class Upkeep(ABC):
-    """The actions of an app, and of one that is only opened. Each refuses to begin while the app seems to run, changes
-    nothing until its one commit, and can be killed at any moment and called again.
+@dataclass(frozen=True)
+class AppAccess:
+    """What an `App` adds to its state: its settings, its program, and a runtime that can run it."""
 
-    `force` says that the app does not run, whatever its heartbeat says. If it does after all, its driver is fenced.
+    keep: Keep
+    partitions: int | None
+    local_dir: str | None
+    is_running: bool  # in this process
+    has_program: bool  # False if the app was made only to look at its state
+    compile_program: Callable[[], Program]
+    share_storage: Callable[[], Storage]  # the storage, in a place that workers can reach
+    open_runtime: Callable[[Program, Any], AbstractContextManager[Runtime]]
+
+
+class Admin:
+    """The actions on an app's state as a whole: `app.admin`.
+
+    Each refuses to begin while the app seems to run, changes nothing until its one commit, and can be killed at any
+    moment and called again. `force=True` states that the app does not run, whatever its heartbeat says; a driver that
+    runs after all is fenced. `progress(done, total)` is called during the long actions, with the number of partitions
+    or files that are done. `dry_run=True` only says what would be done.
+
+    >>> import millpond as mp
+    >>> mp.App("orders", state_dir="memory://").admin.verify().ok
+    True
     """
 
-    name: str
-    _clock: Clock
-
-    @property
-    @abstractmethod
-    def _kept(self) -> Storage:
-        """Where the app's log lives."""
-
-    def _caretaker(self, progress: ProgressCallback | None = None, force: bool = False) -> Caretaker:
-        made = Caretaker(self._kept, self.name, self._clock, force=force)
-        return made if progress is None else replace(made, progress=progress)
+    def __init__(self, name: str, storage: Storage, clock: Clock, access: AppAccess | None = None) -> None:
+        self.name, self._storage, self._clock, self._access = name, storage, clock, access
 
     def rescale(
         self, partitions: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False
     ) -> str:
-        """Move the state to another count of partitions, and say what was moved; `dry_run` only says it.
+        """Move the state to another number of partitions, and say what was moved.
 
-        An app that starts with another `partitions=` does the same by itself. `progress`, here and in the
-        other long actions, is called with what is done and what there is to do: partitions, or files.
+        An app that starts with another `partitions=` does the same by itself.
 
         >>> import millpond as mp
-        >>> def grow(): mp.open("state", "orders").rescale(8)
+        >>> def grow(app: mp.App): print(app.admin.rescale(8, dry_run=True))
         """
-        return self._caretaker(progress, force).rescale(partitions, dry_run=dry_run)
+        return rescale_app(self._stopped_app(progress, force), partitions, dry_run=dry_run)
 
     def rollback(
         self, batch: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False
     ) -> str:
         """Go back to an earlier batch: state, positions in the sources and event time, in one commit.
 
-        The next run reads on from there. File sinks give back what came later, at once if the program is there, and
-        else when it next starts; other sinks keep what they hold. The records between stay in the log until they are
-        pruned.
+        The next run reads on from there. Sinks that can roll back give up what came later: at once if the program is
+        there, or else when it next starts; other sinks keep what they hold. The records between stay in the log until
+        they are pruned.
 
         >>> import millpond as mp
-        >>> def undo(): print(mp.open("state", "orders").rollback(41, dry_run=True))
+        >>> def undo(app: mp.App): print(app.admin.rollback(41, dry_run=True))
         """
-        text = self._caretaker(progress, force).rollback(batch, dry_run=dry_run)
-        return f"{text}; {self._sinks_back(batch, dry_run)}"
+        text = roll_back(self._stopped_app(progress, force), batch, dry_run=dry_run)
+        return f"{text}; {self._roll_back_sinks(dry_run)}"
 
-    def _sinks_back(self, batch: int, dry_run: bool) -> str:
-        newest = Ledger(self._kept, self.name, self._clock).newest()
-        sinks = ", ".join(sorted(newest.deliveries)) if newest is not None else ""
-        return f"{sinks} go back when the program next starts, if they can" if sinks else "there are no sinks"
+    def _roll_back_sinks(self, dry_run: bool) -> str:
+        ledger = self._ledger()
+        if self._access is None:
+            newest = ledger.newest()
+            sinks = ", ".join(sorted(newest.deliveries)) if newest is not None else ""
+            return f"{sinks} go back when the program next starts, if they can" if sinks else "there are no sinks"
+        program = self._access.compile_program()
+        if not dry_run:
+            roll_back_sinks(program, ledger)
+        stay = staying(program)
+        return f"{', '.join(stay)} keep what they hold" if stay else "every sink goes back too"
 
     def drop_step(self, step: str, *, dry_run: bool = False, force: bool = False) -> str:
-        """Forget the state of a step that is no longer in the program, and say how much it was.
+        """Remove the state of a step that is no longer in the program, and say how much it was.
 
         >>> import millpond as mp
-        >>> def tidy(): mp.open("state", "orders").drop_step("old-total")
+        >>> def tidy(app: mp.App): print(app.admin.drop_step("old-total"))
         """
-        return self._caretaker(force=force).drop(step, dry_run=dry_run)
+        return drop_step_state(self._stopped_app(force=force), step, dry_run=dry_run)
+
+    def drop_outputs(self, sink: str, *, force: bool = False) -> None:
+        """Give up the outputs that were not delivered to a sink which is gone from the program.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").admin.drop_outputs("totals")
+        """
+        self._check_not_running("drop_outputs: ")
+        drop_sink_outputs(self._stopped_app(force=force), sink, self._program())
+
+    def clear(self, *, force: bool = False) -> None:
+        """Remove all state, positions and open outputs: the next run reads its input from the beginning.
+
+        A new incarnation begins, so that what was delivered before is never mistaken for what comes.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").admin.clear()
+        """
+        self._check_not_running("clear_state: ")
+        access = self._access
+        partitions, local_dir = (None, None) if access is None else (access.partitions, access.local_dir)
+        cleared = clear_app(self._stopped_app(force=force), partitions, self._program())
+        if cleared is not None:
+            last, first = cleared
+            forget_replicas(self.name, last.incarnation, local_dir)
+            forget_files(self._storage, self.name, before=first.number)
 
     def compact(
         self,
@@ -109,29 +172,27 @@ class Upkeep(ABC):
         progress: ProgressCallback | None = None,
         force: bool = False,
     ) -> str:
-        """Merge the whole log into runs now, and remove what nothing needs any more.
+        """Merge the whole log into runs now, and remove the files that no record names any more.
 
-        What lies before the past that is to be kept goes too: `keep` is said as for an App, and if it is not, an App
-        goes by its own, and one that is only opened leaves all that is within reach.
+        Records before the past that is to be kept are removed, too. `keep` is given as for an `App`. If it is None, an
+        `App` uses its own `keep`, and an app that was opened without its program removes no record.
 
         >>> import millpond as mp
-        >>> def tidy(): print(mp.open("state", "orders").compact(keep="7d"))
+        >>> def tidy(app: mp.App): print(app.admin.compact(keep="7d"))
         """
-        kept = self._keep if keep is None else keeping(keep, "compact(keep)")
-        return self._caretaker(progress, force).compact(kept, dry_run=dry_run)
-
-    @property
-    def _keep(self) -> Keep | None:
-        return None
+        own = None if self._access is None else self._access.keep
+        kept = own if keep is None else keeping(keep, "compact(keep)")
+        return compact_log(self._stopped_app(progress, force), kept, dry_run=dry_run)
 
     def verify(self) -> Verdict:
-        """Read every record and every file that is needed, and compare their checksums; may be called any time.
+        """Read every record and every file that is needed, and compare their checksums. The app may run meanwhile.
 
         >>> import millpond as mp
-        >>> mp.App("orders", state_dir="memory://").verify()
+        >>> mp.App("orders", state_dir="memory://").admin.verify()
         Verdict(records=0, files=0, bytes=0, damaged=[], orphans=[], kinds={})
         """
-        return verified(self._kept, self.name, self._clock)
+        self._check_not_running()
+        return verify_app(self._storage, self.name, self._clock)
 
     def savepoint(
         self,
@@ -141,12 +202,14 @@ class Upkeep(ABC):
         dry_run: bool = False,
         progress: ProgressCallback | None = None,
     ) -> str:
-        """Write a copy of the state, at the newest batch or an earlier one, that needs nothing else.
+        """Write a copy of the state, at the newest batch or an earlier one, that needs no other file.
+
+        The app may run meanwhile, in another process.
 
         >>> import millpond as mp
-        >>> def keep(): mp.open("state", "orders").savepoint("savepoints/friday")
+        >>> def keep(app: mp.App): print(app.admin.savepoint("savepoints/friday"))
         """
-        return self._caretaker(progress).savepoint(open_storage(str(path)), batch, dry_run=dry_run)
+        return write_savepoint(self._stopped_app(progress), open_storage(str(path)), batch, dry_run=dry_run)
 
     def restore(
         self,
@@ -156,24 +219,49 @@ class Upkeep(ABC):
         progress: ProgressCallback | None = None,
         force: bool = False,
     ) -> str:
-        """Begin with the state of a savepoint: an app that never ran or was cleared, of any name, whatever its
-        count of partitions.
+        """Give an app that never ran, or was cleared, the state of a savepoint.
+
+        The app may have another name and another number of partitions than the one that the savepoint was made of.
 
         >>> import millpond as mp
-        >>> def again(): mp.App("orders-2", partitions=8).restore("savepoints/friday")
+        >>> def again(): print(mp.App("orders-2", partitions=8).admin.restore("savepoints/friday"))
         """
-        return self._caretaker(progress, force).restore(open_storage(str(path)), dry_run=dry_run)
+        return restore_savepoint(self._stopped_app(progress, force), open_storage(str(path)), dry_run=dry_run)
+
+    def rebuild(self, step: str, spark: Any = None, *, switch: bool = False, force: bool = False) -> Rebuilt:
+        """Make a step's state again from the input, and compare it with the live one. Needs the program.
+
+        The batches of the app are run again up to its newest one, with the bounds, the clock and the event time that
+        they had; the logger warns of those whose records are no longer kept. Nothing is sent to a sink, and the app may
+        run meanwhile. With `switch` the rebuilt state takes the place of the live one in one commit; the app must have
+        stopped before.
+
+        >>> import millpond as mp
+        >>> def again(app: mp.App): print(app.admin.rebuild("total", switch=True))
+        """
+        access = self._access
+        if access is None:
+            raise InvalidUse(f"rebuild({step!r}): app {self.name!r} was opened without its program, which is needed")
+        if switch:
+            what = f"rebuild({step!r}, switch=True)"
+            self._check_not_running(f"{what}: ")
+            check_stopped(self._storage, self.name, self._clock, what, force=force)
+        settings = DriverSettings(home=access.local_dir)
+        storage = access.share_storage()
+        rebuild = Rebuild(access.compile_program(), step, storage, self._clock, settings, DiscardSink())
+        return run_rebuild(rebuild, lambda program: access.open_runtime(program, spark), switch=switch, force=force)
 
     def changes(self, step: str, after: int = -1) -> Iterator[StateChange]:
-        """Every change of a step's state that is within reach, batch by batch, after a batch.
+        """Yield every change of a step's state that is within reach, batch by batch, after a batch.
 
         A rollback changes back what was changed since the batch that it went to.
 
         >>> import millpond as mp
-        >>> list(mp.App("orders", state_dir="memory://").changes("total"))
+        >>> list(mp.App("orders", state_dir="memory://").admin.changes("total"))
         []
         """
-        ledger = Ledger(self._kept, self.name, self._clock)
+        self._check_not_running()
+        ledger = self._ledger()
         return read_beside_retention(ledger, lambda: self._changes(ledger, step, after), f"changes of {step!r}")
 
     def _changes(self, ledger: Ledger, step: str, after: int) -> Iterator[StateChange]:
@@ -183,9 +271,9 @@ class Upkeep(ABC):
             return
         if step not in newest.steps:
             raise InvalidUse(f"changes: app {self.name!r} has no step {step!r}; it has: {', '.join(newest.steps)}")
-        keeper = self._caretaker()
+        app = self._stopped_app()
         for record in ledger.between(max(newest.born - 1, ledger.floor() - 1, after), newest.number):
-            for change in keeper.changes_of(record, step):
+            for change in changes_in(app, record, step):
                 if change.cell == MARK:
                     continue
                 yield StateChange(
@@ -196,3 +284,200 @@ class Upkeep(ABC):
                     None if change.value is None else codec.decode(change.value),
                     change.value is None,
                 )
+
+    def _ledger(self) -> Ledger:
+        return Ledger(self._storage, self.name, self._clock)
+
+    def _program(self) -> Program | None:
+        """The program, for its sinks; None if the app was opened without it."""
+        return self._access.compile_program() if self._access is not None and self._access.has_program else None
+
+    def _stopped_app(self, progress: ProgressCallback | None = None, force: bool = False) -> StoppedApp:
+        self._check_not_running()
+        app = StoppedApp(self._storage, self.name, self._clock, force=force)
+        return app if progress is None else replace(app, progress=progress)
+
+    def _check_not_running(self, where: str = "") -> None:
+        if self._access is not None and self._access.is_running:
+            raise InvalidUse(
+                f"{where}app {self.name!r} is running in this process. Stop it first; nothing was changed."
+            )
+
+
+def run_rebuild(
+    rebuild: Rebuild,
+    runtime: Callable[[Program], AbstractContextManager[Runtime]],
+    *,
+    switch: bool,
+    force: bool = False,
+) -> Rebuilt:
+    """Run a rebuild and compare its result with the live state. Its shadow is removed, also if this fails."""
+    program, storage, home = rebuild.program, rebuild.storage, rebuild.settings.home
+    step = program.steps[rebuild.step]
+
+    def view(app: str, batch: int | None, at: Clock) -> StateView:
+        return StateView(storage, app, step.name, at, step=step, types=program.types, home=home, batch=batch)
+
+    for left in forget_shadows(storage, rebuild.app, rebuild.clock):
+        forget_replicas(left, None, home)
+    try:
+        with runtime(program) as found:
+            rebuild.run(found)
+        differences = rebuild.differences(view)
+        if switch:
+            rebuild.switch_to_rebuilt(force=force)
+        return differences
+    finally:
+        rebuild.forget()
+        forget_replicas(rebuild.shadow, None, home)
+
+
+class AdminVerbs(ABC):
+    """The verbs of `Admin` on an app itself: each calls the one of `admin` with the same arguments."""
+
+    @property
+    @abstractmethod
+    def admin(self) -> Admin:
+        """What can be done to the app's state as a whole."""
+
+    def rescale(
+        self, partitions: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False
+    ) -> str:
+        """Move the state to another number of partitions: see `Admin.rescale`.
+
+        >>> import millpond as mp
+        >>> def grow(): mp.open("state", "orders").rescale(8)
+        """
+        return self.admin.rescale(partitions, dry_run=dry_run, progress=progress, force=force)
+
+    def rollback(
+        self, batch: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False
+    ) -> str:
+        """Go back to an earlier batch: see `Admin.rollback`.
+
+        >>> import millpond as mp
+        >>> def undo(): print(mp.open("state", "orders").rollback(41, dry_run=True))
+        """
+        return self.admin.rollback(batch, dry_run=dry_run, progress=progress, force=force)
+
+    def drop_step(self, step: str, *, dry_run: bool = False, force: bool = False) -> str:
+        """Remove the state of a step that is no longer in the program: see `Admin.drop_step`.
+
+        >>> import millpond as mp
+        >>> def tidy(): mp.open("state", "orders").drop_step("old-total")
+        """
+        return self.admin.drop_step(step, dry_run=dry_run, force=force)
+
+    def compact(
+        self,
+        keep: int | str | timedelta | None = None,
+        *,
+        dry_run: bool = False,
+        progress: ProgressCallback | None = None,
+        force: bool = False,
+    ) -> str:
+        """Merge the whole log, and remove files that no record names: see `Admin.compact`.
+
+        >>> import millpond as mp
+        >>> def tidy(): print(mp.open("state", "orders").compact(keep="7d"))
+        """
+        return self.admin.compact(keep, dry_run=dry_run, progress=progress, force=force)
+
+    def verify(self) -> Verdict:
+        """Read every file that is needed, and compare its checksum: see `Admin.verify`.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").verify()
+        Verdict(records=0, files=0, bytes=0, damaged=[], orphans=[], kinds={})
+        """
+        return self.admin.verify()
+
+    def savepoint(
+        self,
+        path: str | os.PathLike[str],
+        batch: int | None = None,
+        *,
+        dry_run: bool = False,
+        progress: ProgressCallback | None = None,
+    ) -> str:
+        """Write a copy of the state that needs no other file: see `Admin.savepoint`.
+
+        >>> import millpond as mp
+        >>> def keep(): mp.open("state", "orders").savepoint("savepoints/friday")
+        """
+        return self.admin.savepoint(path, batch, dry_run=dry_run, progress=progress)
+
+    def restore(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dry_run: bool = False,
+        progress: ProgressCallback | None = None,
+        force: bool = False,
+    ) -> str:
+        """Begin with the state of a savepoint: see `Admin.restore`.
+
+        >>> import millpond as mp
+        >>> def again(): mp.App("orders-2", partitions=8).restore("savepoints/friday")
+        """
+        return self.admin.restore(path, dry_run=dry_run, progress=progress, force=force)
+
+    def changes(self, step: str, after: int = -1) -> Iterator[StateChange]:
+        """Yield every change of a step's state that is within reach, after a batch: see `Admin.changes`.
+
+        >>> import millpond as mp
+        >>> list(mp.App("orders", state_dir="memory://").changes("total"))
+        []
+        """
+        return self.admin.changes(step, after)
+
+
+class ReadOnlyApp(AdminVerbs):
+    """An app's state, seen from another process, without its program."""
+
+    def __init__(self, state_dir: str, name: str) -> None:
+        check_name(name, "open(name)")
+        self.name, self._storage, self._clock = name, open_storage(state_dir), SystemClock()
+        if Ledger(self._storage, name, self._clock).newest() is None:
+            raise InvalidUse(f"{self._storage.url} holds no app {name!r}: check state_dir and the app's name")
+
+    @property
+    def admin(self) -> Admin:
+        """What can be done to the app's state as a whole.
+
+        >>> import millpond as mp
+        >>> def check(): return mp.open("state", "orders").admin.verify()
+        """
+        return Admin(self.name, self._storage, self._clock)
+
+    def state(self, step: str) -> StateView:
+        """Return a view of a step's state, as of the newest commit.
+
+        >>> import millpond as mp
+        >>> def total(who): return mp.open("state", "orders").state("total").get(who)
+        """
+        return StateView(self._storage, self.name, step, self._clock)
+
+    @property
+    def newest(self) -> Record | None:
+        """The newest record of the ledger.
+
+        >>> import millpond as mp
+        >>> def batch(): return mp.open("state", "orders").newest.number
+        """
+        return Ledger(self._storage, self.name, self._clock).newest()
+
+    def _open_storage(self) -> Storage:
+        return self._storage
+
+
+def open(state_dir: str, name: str) -> ReadOnlyApp:
+    """Open an app's state from any process that can read its `state_dir`, without its program.
+
+    >>> import millpond as mp
+    >>> mp.open("memory://shared", "orders")
+    Traceback (most recent call last):
+    ...
+    millpond.errors.InvalidUse: memory://shared holds no app 'orders': check state_dir and the app's name
+    """
+    return ReadOnlyApp(state_dir, name)

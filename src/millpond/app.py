@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Unpack
 
+from millpond.admin import Admin, AdminVerbs, AppAccess
 from millpond.clock import Clock, SystemClock
 from millpond.codec import user_types as kinds
 from millpond.codec.tagging import name_program_module
@@ -22,23 +23,24 @@ from millpond.driver.planning import as_of
 from millpond.driver.runtime import Runtime
 from millpond.driver.settings import Controls, DriverSettings, Hook
 from millpond.errors import InvalidUse
-from millpond.life import Life
 from millpond.log.jobs import ProgressCallback
 from millpond.log.paths import check_name
 from millpond.log.retention import keeping
+from millpond.maintenance.rebuild import Rebuilt
 from millpond.pipeline import graph as g
 from millpond.pipeline.keyed import KeyedStream
 from millpond.pipeline.state_options import Kept
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, table_options
 from millpond.sources.base import Source
+from millpond.state_view import StateView
 from millpond.steps.failure import OnError, checked
 from millpond.steps.verbs.expiring_table import begin as begin_table
 from millpond.storage import Storage, open_storage
 from millpond.timing import duration, seconds
 
 
-class App(Life):
+class App(AdminVerbs):
     """A named pipeline. Its streams, steps and sinks are added to it, and then it runs.
 
     `state_dir` is a path, an object-store URL or "memory://". `partitions` is how many parts the keys fall
@@ -211,6 +213,69 @@ class App(Life):
             for item in storage.list(""):
                 self._storage.put(item.path, storage.get(item.path) or b"")
         return self._open_storage()
+
+    # --- state ---
+
+    @property
+    def admin(self) -> Admin:
+        """What can be done to the app's state as a whole; the verbs of it are on the app, too.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").admin.verify().ok
+        True
+        """
+        access = AppAccess(
+            keep=self.keep,
+            partitions=self.partitions,
+            local_dir=self.local_dir,
+            is_running=self._running,
+            has_program=bool(self._graph.nodes),
+            compile_program=self._program,
+            share_storage=self._shared_storage,
+            open_runtime=self._runtime,
+        )
+        return Admin(self.name, self._open_storage(), self._clock, access)
+
+    def state(self, step: str) -> StateView:
+        """Return a view of a step's state, as of the newest commit.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").state("total").get("ann")
+        """
+        program = self._program() if self._graph.nodes else None
+        return StateView(
+            self._open_storage(),
+            self.name,
+            step,
+            self._clock,
+            step=None if program is None else program.steps.get(step),
+            types=() if program is None else program.types,
+            home=self.local_dir,
+        )
+
+    def rebuild(self, step: str, spark: Any = None, *, switch: bool = False, force: bool = False) -> Rebuilt:
+        """Make a step's state again from the input, and compare it with the live one: see `Admin.rebuild`.
+
+        >>> import millpond as mp
+        >>> def again(app): print(app.rebuild("total", switch=True))
+        """
+        return self.admin.rebuild(step, spark, switch=switch, force=force)
+
+    def clear_state(self, *, force: bool = False) -> None:
+        """Remove all state, positions and open outputs: see `Admin.clear`.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").clear_state()
+        """
+        self.admin.clear(force=force)
+
+    def drop_outputs(self, sink: str, *, force: bool = False) -> None:
+        """Give up the outputs that were not delivered to a sink: see `Admin.drop_outputs`.
+
+        >>> import millpond as mp
+        >>> mp.App("orders", state_dir="memory://").drop_outputs("totals")
+        """
+        self.admin.drop_outputs(sink, force=force)
 
     # --- running ---
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from millpond.admin import ReadOnlyApp
 from millpond.app import App
 from millpond.driver.loop import Settings
 from millpond.driver.settings import Hook
 from millpond.log.jobs import ProgressCallback
-from millpond.opened import ReadOnlyApp
 from millpond.pipeline.graph import Program
 from millpond.sinks.base import Delivery, RegisteredSink, Registration, RollbackSink, Sink
 from millpond.sources.base import BadRow, BoundedSource, Chunk, JsonLines, Limit, SnapshotSource, Source, Split

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import typer.main
 from doc_pages import DOCS, README, ROOT, Block, Failed, blocks, pages, run_page
+from millpond.maintenance.caretaker import Saved
 
 import millpond as mp
 from millpond.cli import commands
 from millpond.log.heartbeat import Beat
 from millpond.log.manifest import Manifest
 from millpond.log.record import FORMAT, Record
-from millpond.maintenance.caretaker import Saved
 from millpond.sinks.base import Registration
 
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))

@@ -14,7 +14,8 @@ from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run
 from millpond.driver.settings import Controls, DriverSettings
 from millpond.log.ledger import Ledger
-from millpond.maintenance.caretaker import Caretaker
+from millpond.maintenance.compact import compact_log
+from millpond.maintenance.stopped_app import StoppedApp
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 
@@ -115,7 +116,7 @@ def test_what_is_older_than_the_duration_is_removed_at_the_usual_pace(tmp_path: 
     start = clock.now()
     app = mp.App("kept", str(tmp_path / "state"), local_dir=str(tmp_path / "local"), keep="7d", compact_every=3)
     run_batches(app, tmp_path, clock, [start + n * DAY / 4 for n in range(100)])
-    Caretaker(open_storage(str(tmp_path / "state")), "kept", clock).compact(app.keep)
+    compact_log(StoppedApp(open_storage(str(tmp_path / "state")), "kept", clock), app.keep)
     floor = floor_of(tmp_path, clock)
     assert 100 - 28 - 60 <= floor <= 100 - 28  # four batches a day: 28 in 7 days, and a few more may stay
 
@@ -126,5 +127,5 @@ def test_a_long_pause_makes_nothing_old_by_itself_but_time_goes_on_after_it(tmp_
     app = mp.App("kept", str(tmp_path / "state"), local_dir=str(tmp_path / "local"), keep="7d", compact_every=3)
     times = [start + n for n in range(20)] + [start + 90 * DAY + n * DAY / 2 for n in range(40)]
     run_batches(app, tmp_path, clock, times)
-    Caretaker(open_storage(str(tmp_path / "state")), "kept", clock).compact(app.keep)
+    compact_log(StoppedApp(open_storage(str(tmp_path / "state")), "kept", clock), app.keep)
     assert floor_of(tmp_path, clock) > 20

@@ -13,7 +13,7 @@ from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.settings import DriverSettings
 from millpond.log.ledger import Ledger
-from millpond.maintenance.caretaker import saved_in
+from millpond.maintenance.savepoint import read_savepoint
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Limit
 from millpond.storage import Item, Storage, open_storage
@@ -138,7 +138,7 @@ def test_a_savepoint_that_was_overtaken_starts_over(bench: Bench, part: str) -> 
     again = mp.App("again", str(bench.folder / "again"), 1, local_dir=str(bench.folder / "local"))
     again.restore(bench.folder / "saved")
     assert sum(value["n"] for _, value in again.state("counts").items()) == 12
-    named = saved_in(open_storage(str(bench.folder / "saved"))).manifest.files()
+    named = read_savepoint(open_storage(str(bench.folder / "saved"))).manifest.files()
     files = [file for file in (bench.folder / "saved").rglob("*.parquet") if "steps" in file.parts]
     assert len(files) == len({file.path for file in named})  # of the first attempt nothing is left
 

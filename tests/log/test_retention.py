@@ -18,7 +18,9 @@ from millpond.driver import batch as batches
 from millpond.driver.commit import Driver
 from millpond.driver.settings import DriverSettings
 from millpond.log.ledger import Ledger
-from millpond.maintenance.caretaker import Caretaker, verified
+from millpond.maintenance.rollback import roll_back
+from millpond.maintenance.stopped_app import StoppedApp
+from millpond.maintenance.verify import verify_app
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Limit
 from millpond.storage import Item, open_storage
@@ -179,7 +181,7 @@ def test_a_rollback_paused_anywhere_is_refused_or_leaves_a_whole_app(tmp_path: P
         storage.left, storage.meanwhile = park, go_on
         came = "done"
         try:
-            Caretaker(storage, "shop", SystemClock()).rollback(target)
+            roll_back(StoppedApp(storage, "shop", SystemClock()), target)
         except (mp.errors.InvalidUse, mp.errors.Fenced) as error:
             came = type(error).__name__
         except mp.errors.Corrupt as error:  # a record or file went while it was being read
@@ -340,7 +342,7 @@ def test_verify_beside_retention_finds_no_damage_but_real_damage(tmp_path: Path)
         storage.left, storage.meanwhile = park, go_on
         if damage:
             flip(max((place / "state/shop/manifests").iterdir()), 9)
-        found = verified(storage, "shop", SystemClock())
+        found = verify_app(storage, "shop", SystemClock())
         shutil.rmtree(place)
         return storage.calls, found.damaged
 

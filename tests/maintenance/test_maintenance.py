@@ -18,7 +18,13 @@ from millpond.clock import ManualClock, SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.settings import Controls, DriverSettings
 from millpond.log.ledger import Ledger
-from millpond.maintenance.caretaker import Caretaker
+from millpond.maintenance.compact import compact_log
+from millpond.maintenance.drop import drop_step_state
+from millpond.maintenance.rescale import rescale_app
+from millpond.maintenance.restore import restore_savepoint
+from millpond.maintenance.rollback import roll_back
+from millpond.maintenance.savepoint import write_savepoint
+from millpond.maintenance.stopped_app import StoppedApp
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Limit
 from millpond.storage import open_storage
@@ -124,7 +130,7 @@ def test_a_rollback_that_dies_before_its_sinks_went_back_is_finished_by_whoever_
     run(app)
     state, outs = totals(app), [held(place / f"{sink}-shop") for sink in ("out", "windows")]
     expected = dict(app.state("total").at(3).items())
-    killed("committed", lambda at: Caretaker(storage, "shop", SystemClock(), at).rollback(3))
+    killed("committed", lambda at: roll_back(StoppedApp(storage, "shop", SystemClock(), at), 3))
     assert totals(app) == expected
     assert [held(place / f"{sink}-shop") for sink in ("out", "windows")] == outs
     if then == "roll back":
@@ -290,12 +296,12 @@ def test_what_is_older_than_a_duration_goes_and_the_rest_stays(place: Path) -> N
         clock.advance(3600)
     driver.release()
     then = totals(app)
-    caretaker = Caretaker(storage, "shop", clock)
-    caretaker.compact(mp.App("x", keep="1d").keep)
+    stopped = StoppedApp(storage, "shop", clock)
+    compact_log(stopped, mp.App("x", keep="1d").keep)
     assert kept(app).floor() == 0
     for _ in range(20):  # one long pause alone makes nothing old: the clock may have been set
         clock.advance(600)
-        caretaker.compact(mp.App("x", keep="30m").keep)
+        compact_log(stopped, mp.App("x", keep="30m").keep)
     assert kept(app).floor() > 6
     assert totals(app) == then and app.verify().ok
 
@@ -318,12 +324,12 @@ def test_verify_finds_every_flipped_byte_and_every_missing_file(place: Path) -> 
     assert app.verify().ok
 
 
-ACTIONS: dict[str, Callable[[Caretaker, Path], Any]] = {
-    "rescale": lambda c, p: c.rescale(5),
-    "rollback": lambda c, p: c.rollback(3),
-    "drop": lambda c, p: c.drop("by ten"),
-    "compact": lambda c, p: c.compact(mp.App("x", keep=1).keep),
-    "savepoint": lambda c, p: c.savepoint(open_storage(str(p / "saved"))),
+ACTIONS: dict[str, Callable[[StoppedApp, Path], Any]] = {
+    "rescale": lambda c, p: rescale_app(c, 5),
+    "rollback": lambda c, p: roll_back(c, 3),
+    "drop": lambda c, p: drop_step_state(c, "by ten"),
+    "compact": lambda c, p: compact_log(c, mp.App("x", keep=1).keep),
+    "savepoint": lambda c, p: write_savepoint(c, open_storage(str(p / "saved"))),
     "rebuild": lambda c, p: rebuild_and_switch(shop(p), "total", c.at),
 }
 
@@ -337,13 +343,13 @@ def test_an_action_that_dies_has_changed_nothing_and_can_be_done_again_or_left(
     run(app)
     then = totals(app)
     storage = open_storage(app.state_dir)
-    killed(when, lambda at: ACTIONS[action](Caretaker(storage, "shop", SystemClock(), at), place))
+    killed(when, lambda at: ACTIONS[action](StoppedApp(storage, "shop", SystemClock(), at), place))
     assert totals(app) == then
     run(app)  # left
     assert totals(app) == then and app.verify().ok
     if action == "savepoint" and when == "after":
         return  # it was there already
-    ACTIONS[action](Caretaker(storage, "shop", SystemClock()), place)
+    ACTIONS[action](StoppedApp(storage, "shop", SystemClock()), place)
     run(app)
     assert totals(app) == then and app.verify().ok
     feed(place, 6)
@@ -412,7 +418,7 @@ def test_a_restore_that_dies_can_be_done_again(place: Path, when: str) -> None:
     app.savepoint(place / "saved")
     other = shop(place, name="other")
     storage, saved = open_storage(other.state_dir), open_storage(str(place / "saved"))
-    killed(when, lambda at: Caretaker(storage, "other", SystemClock(), at).restore(saved))
+    killed(when, lambda at: restore_savepoint(StoppedApp(storage, "other", SystemClock(), at), saved))
     other.restore(place / "saved")
     assert totals(other) == totals(app)
 

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 import millpond as mp
 from millpond.clock import SystemClock
+from millpond.driver.settings import DriverSettings
 from millpond.log import merge_runs as merge
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.segment import STATE
-from millpond.maintenance.caretaker import Caretaker
 from millpond.maintenance.rebuild import Rebuild
+from millpond.maintenance.rollback import roll_back
+from millpond.maintenance.stopped_app import StoppedApp
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage, open_storage
 
@@ -88,7 +90,7 @@ def kept(storage: Storage, app: str, step: str) -> Any:
     last = Ledger(storage, app, SystemClock()).newest()
     assert last is not None
     found = []
-    for work in Caretaker(storage, app, SystemClock()).rewriter.works(last, last):
+    for work in StoppedApp(storage, app, SystemClock()).rewriter.works(last, last):
         if step in work.steps:
             _, runs, fresh = work.steps[step]
             files = [part.file for run in runs for part in run] + fresh
@@ -157,7 +159,7 @@ def test_a_rebuild_by_the_same_program_makes_the_same_state(acts_done: list[Any]
             elif act == "finish":
                 driver.finish()
             elif act == "rollback":
-                roll_back(driver, storage, one)
+                go_back(driver, storage, one)
             else:
                 assert driver.rebuild(one) == []
         check_all(driver, storage, exact)
@@ -175,9 +177,10 @@ def test_a_rebuild_by_the_same_program_makes_the_same_state(acts_done: list[Any]
 def check_all(driver: mp.testing.TestDriver, storage: Storage, exact: bool) -> None:
     """Rebuild once, and compare all steps: to the last byte if `exact`, else as they are seen."""
     program, home = driver._replaced(mp.lowlevel.program(driver._app)), driver._home
-    made = Rebuild(program, "total", storage, driver.clock, home, mp.sinks.discard())
+    settings = DriverSettings(home=home, threaded=False, bounded=False)
+    made = Rebuild(program, "total", storage, driver.clock, settings, mp.sinks.discard())
     try:
-        made.run(LocalRuntime(storage, driver.clock), threaded=False, bounded=False)
+        made.run(LocalRuntime(storage, driver.clock))
         for step in STEPS:
             (live, *times), (again, *its) = (kept(storage, app, step) for app in ("all", made.shadow))
             assert its == times, step
@@ -190,12 +193,12 @@ def check_all(driver: mp.testing.TestDriver, storage: Storage, exact: bool) -> N
         made.forget()
 
 
-def roll_back(driver: mp.testing.TestDriver, storage: Storage, batches: int) -> None:
+def go_back(driver: mp.testing.TestDriver, storage: Storage, batches: int) -> None:
     """Some batches back, as somebody who stops the app does."""
     driver.restart()
     newest = Ledger(storage, "all", SystemClock()).newest()
     assert newest is not None
     driver._driver.release()
     with contextlib.suppress(mp.errors.InvalidUse):  # that batch was set aside before
-        Caretaker(storage, "all", driver.clock).rollback(max(0, newest.number - batches))
+        roll_back(StoppedApp(storage, "all", driver.clock), max(0, newest.number - batches))
     driver.restart()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import millpond as mp
+from millpond.admin import run_rebuild
 from millpond.clock import SystemClock
 from millpond.driver.settings import DriverSettings
-from millpond.life import run_rebuild
 from millpond.maintenance.rebuild import Rebuild
 from millpond.pipeline.graph import Program
 from millpond.runtimes.local import LocalRuntime
@@ -39,4 +39,4 @@ def rebuild_and_switch(app: mp.App, step: str, at: Any) -> None:
     storage = open_storage(app.state_dir)
     made = _rebuild_of(app, step, storage)
     made.run(LocalRuntime(storage, SystemClock()))
-    made.switch(at)
+    made.switch_to_rebuilt(at)

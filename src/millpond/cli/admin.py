@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from millpond import lowlevel
+from millpond.admin import ReadOnlyApp
 from millpond.app import App
 from millpond.cli.app_option import AppName, StateDir, chosen
 from millpond.cli.load_program import of_program
 from millpond.cli.progress_bar import waiting
 from millpond.errors import InvalidUse
-from millpond.maintenance.caretaker import saved_in
-from millpond.opened import ReadOnlyApp
+from millpond.maintenance.savepoint import read_savepoint
 from millpond.storage import open_storage
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
@@ -129,7 +129,7 @@ def restore(
     force: Force = False,
 ) -> None:
     """Begin an app with the state of a savepoint. Refused if it has state already."""
-    found = App(app or saved_in(open_storage(path)).record.app, state_dir=state_dir)
+    found = App(app or read_savepoint(open_storage(path)).record.app, state_dir=state_dir)
     with waiting("restore") as progress:
         said = found.restore(path, dry_run=dry_run, progress=progress, force=force)
     _tell(found, "would restore" if dry_run else "restored", said)

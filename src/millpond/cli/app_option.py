@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from millpond.admin import ReadOnlyApp
+from millpond.admin import open as open_app
 from millpond.errors import InvalidUse
 from millpond.log.apps import apps
-from millpond.opened import ReadOnlyApp
-from millpond.opened import open as open_app
 from millpond.storage import open_storage
 
 StateDir = Annotated[str, typer.Option("--state-dir", help="The app's state_dir: a path or an object-store URL.")]

@@ -10,10 +10,10 @@ import traceback
 from collections.abc import Iterator
 from types import CodeType, ModuleType
 
+from millpond.admin import ReadOnlyApp
 from millpond.app import App
 from millpond.cli.app_option import chosen
 from millpond.errors import InvalidUse, MillpondError
-from millpond.opened import ReadOnlyApp
 
 
 @contextlib.contextmanager

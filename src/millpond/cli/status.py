@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from millpond import lowlevel
+from millpond.admin import ReadOnlyApp
 from millpond.cli.app_option import AppName, StateDir, chosen
 from millpond.cli.output import Format, Printed, line, size, table
 from millpond.clock import SystemClock, as_datetime
@@ -24,7 +25,6 @@ from millpond.log.heartbeat import seems_running
 from millpond.log.ledger import Ledger
 from millpond.log.paths import Paths, safe, unsafe
 from millpond.log.record import Record, StreamTime
-from millpond.opened import ReadOnlyApp
 from millpond.storage import Storage
 from millpond.timing import as_user
 

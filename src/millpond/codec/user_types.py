@@ -194,7 +194,7 @@ _OWN_TYPES = {
     "millpond.flow:Chunk": "millpond.sources.base:Chunk",
     "millpond.flow:Delivery": "millpond.sinks.base:Delivery",
     "millpond.flow:Registration": "millpond.sinks.base:Registration",
-    "millpond.run.maintenance:Verdict": "millpond.maintenance.caretaker:Verdict",
+    "millpond.run.maintenance:Verdict": "millpond.maintenance.verify:Verdict",
     "millpond.run.rebuild:Difference": "millpond.maintenance.rebuild:Difference",
     "millpond.steps.timers:Timer": "millpond.steps.state.timers:Timer",
     "millpond.upkeep:StateChange": "millpond.admin:StateChange",

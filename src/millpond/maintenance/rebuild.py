@@ -27,8 +27,8 @@ from millpond.log.paths import Attempt, Paths, shadow_of
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record
 from millpond.log.rewrite import fields
-from millpond.maintenance.caretaker import At, Caretaker
 from millpond.maintenance.replay import Replay, history
+from millpond.maintenance.stopped_app import At, StoppedApp
 from millpond.pipeline.graph import Deliver, Program
 from millpond.sinks.base import Sink
 from millpond.sources.base import Limit
@@ -88,7 +88,7 @@ class Rebuild:
         self.unknown: int | None = None
         self._running = ExitStack()  # until it is forgotten: another rebuild removes shadows that nobody works on
         self.shadow = shadow_of(program.app, new_id())
-        self.program = silenced(program, self.shadow, sink)
+        self.program = with_silent_sinks(program, self.shadow, sink)
 
     def run(self, runtime: Runtime) -> None:
         """Run all batches of the app up to the one that was its newest when the rebuild began."""
@@ -126,27 +126,27 @@ class Rebuild:
         )
         return Rebuilt(different(live, made), self.target.number, self.unknown)
 
-    def switch(self, at: At | None = None, force: bool = False) -> None:
+    def switch_to_rebuilt(self, at: At | None = None, force: bool = False) -> None:
         """Put the rebuilt state in the place of the live one, in one commit, if the app has not gone on since."""
-        keeper = Caretaker(self.storage, self.app, self.clock, at or (lambda when: None), force=force)
+        app = StoppedApp(self.storage, self.app, self.clock, at or (lambda when: None), force=force)
         shadow = Ledger(self.storage, self.shadow, self.clock).newest()
         assert shadow is not None
-        last = keeper.claim("rebuild")
+        last = app.claim("rebuild")
         for record in self.ledger.between(self.target.number, last.number):
             if record.kind not in ("claim", "release") or record.incarnation != self.target.incarnation:
-                keeper.write("release", last)
+                app.write("release", last)
                 raise InvalidUse(
                     f"rebuild({self.step!r}): app {self.app!r} has gone on while its state was rebuilt: the rebuilt "
                     f"state is that of batch {self.target.number}, and the newest is {record.number}. Stop the app and "
                     "call rebuild again; nothing was changed."
                 )
-        works = keeper.rewriter.works(last, last)
-        for work in works:
-            work.steps.pop(self.step, None)
-        manifest = manifests.read(self.storage, keeper.rewriter.done(works, last))
-        copied = self._copied(keeper, shadow, last.number + 1)
+        jobs = app.rewriter.works(last, last)
+        for job in jobs:
+            job.steps.pop(self.step, None)
+        manifest = manifests.read(self.storage, app.rewriter.done(jobs, last))
+        copied = self._copy_segments(app, shadow, last.number + 1)
         runs = {**manifest.runs, self.step: copied}
-        path = Paths(self.app).manifest(Attempt(last.number + 1, keeper.id, new_id()))
+        path = Paths(self.app).manifest(Attempt(last.number + 1, app.id, new_id()))
         made = Manifest(manifests.FORMAT, self.app, last.number, last.checksum, runs)
         taken = {name: {**getattr(last, name)} for name in ("reached", "due", "steps")}
         for name, held in taken.items():
@@ -156,22 +156,22 @@ class Rebuild:
         arrivals = max(last.arrivals, shadow.arrival - last.number)
         text = f"rebuild {self.step}"
         own = fields(manifests.write(self.storage, path, made), last, text, arrivals=arrivals, **taken)
-        keeper.write("release", keeper.write("rewrite", last, **own))
+        app.write("release", app.write("rewrite", last, **own))
 
-    def _copied(self, keeper: Caretaker, shadow: Record, number: int) -> dict[int, list[Run]]:
+    def _copy_segments(self, app: StoppedApp, shadow: Record, number: int) -> dict[int, list[Run]]:
         """The shadow's segments of the step, as segments of the app."""
-        of = Caretaker(self.storage, self.shadow, self.clock)
+        shadow_app = StoppedApp(self.storage, self.shadow, self.clock)
         found: dict[int, list[Run]] = {}
 
         def copy(partition: int, file: Pointer) -> Pointer:
-            path = Paths(self.app).state(self.step, partition, Attempt(number, keeper.id, new_id()))
+            path = Paths(self.app).state(self.step, partition, Attempt(number, app.id, new_id()))
             return pointer.write(self.storage, path, pointer.read(self.storage, file), file.rows)
 
-        for work in of.rewriter.works(shadow, shadow):
-            if self.step in work.steps:
-                _, runs, fresh = work.steps[self.step]
-                parts = [[Part(copy(work.partition, part.file), part.first) for part in run] for run in runs]
-                found[work.partition] = parts + [[Part(copy(work.partition, file), "")] for file in fresh]
+        for job in shadow_app.rewriter.works(shadow, shadow):
+            if self.step in job.steps:
+                _, runs, fresh = job.steps[self.step]
+                parts = [[Part(copy(job.partition, part.file), part.first) for part in run] for run in runs]
+                found[job.partition] = parts + [[Part(copy(job.partition, file), "")] for file in fresh]
         return found
 
     def forget(self) -> None:
@@ -180,7 +180,7 @@ class Rebuild:
         remove_shadow(self.storage, self.shadow)
 
 
-def silenced(program: Program, app: str, sink: Sink) -> Program:
+def with_silent_sinks(program: Program, app: str, sink: Sink) -> Program:
     """The program under another name, with one that takes nothing for each of its sinks."""
     nodes = [
         replace(node, op=replace(node.op, sink=sink)) if isinstance(node.op, Deliver) else node

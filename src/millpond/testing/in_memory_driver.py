@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from millpond import lowlevel
+from millpond.admin import run_rebuild
 from millpond.app import App
 from millpond.clock import ManualClock
 from millpond.codec import Codec, NotEncodable, copy_value
@@ -18,7 +19,6 @@ from millpond.driver.batch import positions_of
 from millpond.driver.commit import ACTIONS, STEPS, Driver
 from millpond.driver.settings import Controls, DriverSettings, StepName, When
 from millpond.errors import InvalidUse, MillpondError
-from millpond.life import run_rebuild
 from millpond.log import pointer
 from millpond.log.ledger import Ledger
 from millpond.log.segment import unpack_outputs

@@ -1,0 +1,38 @@
+"""Clear: a new incarnation of the app, without state, positions and open outputs."""
+
+from __future__ import annotations
+
+from millpond.clock import new_id
+from millpond.log.record import FORMAT, Record
+from millpond.maintenance.stopped_app import StoppedApp
+from millpond.maintenance.void_outputs import give_up_outputs, undelivered_ranges
+from millpond.pipeline.graph import Program
+
+
+def clear_app(app: StoppedApp, partitions: int | None, program: Program | None) -> tuple[Record, Record] | None:
+    """Begin a new incarnation; the record before it and its own, or None if the app has no state.
+
+    `program` is None if its sinks are not known here. The files of the old incarnation are still there afterwards.
+    """
+    last = app.find_newest("clear_state")
+    if last is None:
+        return None
+    number = last.number + 1
+    cleared = Record(
+        format=FORMAT,
+        kind="clear",
+        app=app.name,
+        number=number,
+        incarnation=new_id(),
+        born=number,
+        arrivals=0,
+        driver=app.id,
+        attempt=new_id(),
+        time=app.clock.now(),
+        previous=last.checksum,
+        partitions=partitions or last.partitions,
+        deliveries=dict.fromkeys(last.deliveries, number),
+    )
+    app.ledger.append(cleared, last)
+    give_up_outputs(app.ledger, cleared, last.incarnation, undelivered_ranges(app.ledger, last), program)
+    return last, cleared

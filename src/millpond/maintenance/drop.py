@@ -1,0 +1,45 @@
+"""Drop the state of a step that is no longer in the program, or outputs that are not to be delivered."""
+
+from __future__ import annotations
+
+from millpond.errors import InvalidUse
+from millpond.log.rewrite import fields
+from millpond.maintenance.stopped_app import StoppedApp, describe_amount, detect_fencing
+from millpond.maintenance.void_outputs import give_up_outputs, undelivered_ranges
+from millpond.pipeline.graph import Program
+
+
+@detect_fencing
+def drop_step_state(app: StoppedApp, step: str, *, dry_run: bool = False) -> str:
+    """Remove the state of a step that is no longer in the program, and say how much it was."""
+    last = app.newest("drop_step")
+    if step not in last.steps:
+        raise InvalidUse(f"drop_step: app {app.name!r} has no state of {step!r}; it has: {', '.join(last.steps)}")
+    jobs = app.rewriter.works(last, last)
+    text = f"step {step}: {describe_amount(jobs, step)}"
+    if dry_run:
+        return text
+    last = app.write("claim", last)  # right after the record that was looked at, or `Fenced`
+    jobs = app.rewriter.works(last, last)
+    for job in jobs:
+        job.steps.pop(step, None)
+    manifest = app.rewriter.done(jobs, last)
+    others = {name: {s: v for s, v in getattr(last, name).items() if s != step} for name in ("steps", "reached", "due")}
+    app.write("release", app.write("rewrite", last, **fields(manifest, last, f"drop {step}", **others)))
+    return text
+
+
+def drop_sink_outputs(app: StoppedApp, sink: str, program: Program | None) -> None:
+    """Give up the outputs that were not delivered to a sink; `program` is None if its sinks are not known here."""
+    last = app.find_newest("drop_outputs")
+    if last is None or sink not in last.deliveries:
+        return
+    dropped = {sink: undelivered_ranges(app.ledger, last)[sink]}
+    record = app.write(
+        "release",
+        last,
+        deliveries={**last.deliveries, sink: last.number},
+        undo={},
+        void={**last.void_ranges, sink: [*last.void_ranges.get(sink, []), *dropped[sink]]},
+    )
+    give_up_outputs(app.ledger, record, record.incarnation, dropped, program)

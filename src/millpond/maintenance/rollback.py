@@ -1,0 +1,123 @@
+"""Rollback: state, positions and event time as they were after an earlier batch, in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millpond.driver.targets import Targets
+from millpond.driver.void_deliveries import void_deliveries
+from millpond.errors import Corrupt, InvalidUse
+from millpond.log import manifest as manifests
+from millpond.log import pointer
+from millpond.log.ledger import Ledger
+from millpond.log.paths import Paths, kind_of
+from millpond.log.pointer import Pointer
+from millpond.log.record import Record
+from millpond.log.retention import carried_files
+from millpond.log.rewrite import fields
+from millpond.maintenance.stopped_app import StoppedApp, detect_fencing, position_files
+from millpond.pipeline.graph import Program
+
+
+@detect_fencing
+def roll_back(app: StoppedApp, batch: int, *, dry_run: bool = False) -> str:
+    """Go back to an earlier batch: state, positions and event time as they were when it had been committed."""
+    last = app.newest("rollback")
+    target = app.find_batch(batch, last)
+    _check_target(app, target, last)
+    text = f"from batch {last.number} back to batch {target.number}; the records between are kept aside"
+    if dry_run:
+        return text
+    last = app.write("claim", last)  # `Fenced` if anyone, another rollback perhaps, has come in between
+    try:
+        target = app.find_batch(batch, last)  # a fenced driver of an older version may have raised the floor file
+    except InvalidUse:
+        app.write("release", last)
+        raise
+    jobs = app.rewriter.works(target, last)
+    manifest = app.rewriter.done(jobs, last)
+    for file in position_files(target):
+        pointer.read(app.storage, file)
+    _check_files(app, [*position_files(target), manifest], "rollback: nothing was rolled back")
+    own = fields(
+        manifest,
+        last,
+        f"roll back to batch {target.number}",
+        back=target.number,
+        partitions=target.partitions,
+        positions=target.positions,
+        watermarks=target.watermarks,
+        reached=target.reached,
+        due=target.due,
+        steps=target.steps,
+        spark=target.spark,
+        newest_outputs=target.newest_outputs,
+        deliveries=dict.fromkeys(last.deliveries, last.number),
+        undo={},
+        void={
+            sink: [*last.void_ranges.get(sink, []), (target.number + 1, last.number)]
+            for sink in [*last.deliveries, *last.void_ranges]
+        },
+    )
+    last = app.write("rewrite", last, **own)
+    app.at("committed")
+    _check_files(app, carried_files(last), f"rollback: committed as record {last.number}")
+    app.write("release", last)
+    return text
+
+
+def roll_back_sinks(program: Program, ledger: Ledger) -> None:
+    """Make void in the targets of a program what the newest record says is to be void, right after a rollback."""
+    newest = ledger.newest()
+    if newest is None:
+        return
+    Targets(program, ledger).note(newest, newest.incarnation)
+    try:
+        void_deliveries(program, ledger, newest.app, newest.void_ranges)
+    except Corrupt:
+        if ledger.is_newest(newest):
+            raise
+        # Else a driver has started since, which does this before it removes a record.
+
+
+def _check_target(app: StoppedApp, target: Record, last: Record) -> None:
+    """Refuse a batch that an earlier rollback has set aside, or whose outputs were not all delivered."""
+    for later in app.ledger.between(target.number, last.number):
+        if later.back is not None and later.back < target.number:
+            # What its sinks were given has been taken back since: its state would be there, and its outputs not.
+            raise InvalidUse(
+                f"rollback: batch {target.number} was set aside when the app was rolled back to batch {later.back}. "
+                f"Choose that one or an earlier one, or one after record {later.number}; nothing was changed."
+            )
+    undelivered = sorted(
+        sink
+        for sink, delivered in last.deliveries.items()
+        if delivered < target.number and _has_undelivered(app.ledger, sink, delivered, target, last)
+    )
+    if undelivered:
+        raise InvalidUse(
+            f"rollback: outputs up to batch {target.number} were not delivered to {', '.join(undelivered)} yet. Run "
+            "the app once, which delivers them; nothing was changed."
+        )
+
+
+def _has_undelivered(ledger: Ledger, sink: str, delivered: int, target: Record, last: Record) -> bool:
+    """Whether a record holds outputs for a sink that were not delivered. Retention removes no such record."""
+    after = max(delivered, target.born - 1, ledger.floor(last) - 1)
+    return any(sink in record.outputs for record in ledger.between(after, target.number))
+
+
+def _check_files(app: StoppedApp, files: Iterable[Pointer], what: str) -> None:
+    """Raise `Corrupt` if one of these files, or one that a manifest among them names, is missing or of another size."""
+    sizes = {item.path: item.size for item in app.storage.list(Paths(app.name).root)}
+    for file in files:
+        named = [file]
+        if (kind := kind_of(file.path)) is not None and kind.name == "manifest":
+            named += manifests.read(app.storage, file).files()
+        for found in named:
+            if sizes.get(found.path) != found.bytes:
+                came = f"of {sizes[found.path]} bytes" if found.path in sizes else "missing"
+                raise Corrupt(
+                    f"{what}: {app.storage.url}: {found.path} is {came}: expected {found.bytes} bytes. Put the "
+                    "file back from a copy of the state directory, or roll back to another batch."
+                )
