@@ -301,6 +301,16 @@ def test_the_site_has_every_page() -> None:
     assert sorted(nav) == [page for page in there if not re.match(r"decisions/\d", page)]
 
 
+def test_every_page_can_be_reached_from_the_readme_and_from_the_index() -> None:
+    def linked(page: Path) -> set[Path]:
+        found = re.findall(r"\]\(([^)\s#]+)", page.read_text())
+        return {(page.parent / target).resolve() for target in found if "://" not in target}
+
+    index, decisions = DOCS / "index.md", DOCS / "decisions" / "index.md"
+    assert index in linked(README)
+    assert {page for page in pages() if page != README} - linked(index) - linked(decisions) == {index}
+
+
 def test_every_decision_is_listed_and_has_its_four_parts() -> None:
     index = (DOCS / "decisions" / "index.md").read_text()
     records = sorted((DOCS / "decisions").glob("[0-9]*.md"))
