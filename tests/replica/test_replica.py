@@ -21,6 +21,7 @@ from millpond.log.segment import Change
 from millpond.replica import View
 from millpond.replica import cell_format as cells
 from millpond.replica.lmdb_store import MOST_OPEN, Applied, Replica, close_below, replicated
+from millpond.replica.lmdb_view import LmdbView
 
 KEYS = 400
 
@@ -336,4 +337,4 @@ def test_a_value_that_is_too_short_to_be_read_is_damage(tmp_path, read):
             txn.put(cells.place(b"1"), b"123", db=databases["step:s"])
             txn.put(cells.by_time(5, cells.place(b"1")), b"", db=databases["due:s"])
             with pytest.raises(cells.Damaged, match="a value of 3 bytes"):
-                READS[read](View(txn, databases, 0, {}))
+                READS[read](LmdbView(txn, databases, 0, {}))
