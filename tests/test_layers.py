@@ -15,6 +15,7 @@ SRC = Path(__file__).parent.parent / "src"
 # against it as a user's is.
 FLOORS = [
     ("errors", "clock"),
+    ("backoff",),
     ("codec", "timing"),
     ("sources.base", "sinks.base", "storage"),
     ("rows",),
@@ -23,7 +24,7 @@ FLOORS = [
     ("aggregations",),
     ("steps",),
     ("pipeline",),
-    ("watermarks",),
+    ("watermarks", "parcels"),
     ("task", "driver"),  # on one floor: they speak through `messages`
     ("maintenance",),
     ("runtimes",),

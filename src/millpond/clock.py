@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import time
@@ -73,6 +74,19 @@ def elapsed() -> float:
 def as_datetime(seconds: float) -> datetime:
     """Processing time as an aware datetime in UTC."""
     return datetime.fromtimestamp(seconds, UTC)
+
+
+_random = random.Random()
+
+
+def chance() -> float:
+    """Return a random number from 0.0 to less than 1.0."""
+    return _random.random()
+
+
+def seed_chance(seed: int) -> None:
+    """Make `chance` return the same numbers in every run, for tests. Ids from `new_id` stay random."""
+    _random.seed(seed)
 
 
 def new_id() -> str:

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import typer.main
 from doc_pages import DOCS, README, ROOT, Block, Failed, blocks, pages, run_page
-from millpond.maintenance.caretaker import Saved
 
 import millpond as mp
 from millpond.cli import commands
 from millpond.log.heartbeat import Beat
 from millpond.log.manifest import Manifest
 from millpond.log.record import FORMAT, Record
+from millpond.maintenance.savepoint import Savepoint
 from millpond.sinks.base import Registration
 
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
@@ -256,7 +256,7 @@ def test_the_storage_page_has_every_field_of_the_small_files() -> None:
     page = (DOCS / "explanation" / "storage.md").read_text()
     fields = {
         name
-        for struct in (Record, Manifest, Saved, Beat, Registration)
+        for struct in (Record, Manifest, Savepoint, Beat, Registration)
         for name in inspect.signature(struct).parameters
     }
     assert [name for name in sorted(fields) if not in_code(name, page)] == []

@@ -201,7 +201,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = Paths("shop").spark("offered", attempt, "offsets/0")
     held = SparkBatch(0, {"offsets/0": pointer.write(storage, where, b"v1 {}", 0)})
     storage.put(Paths("shop").exchange(attempt), b"rows between two stages")
-    driver.owner.write("release", driver.courier.delivered, spark={"offered": held})
+    driver.owner.write("release", driver.delivery.delivered, spark={"offered": held})
     Heartbeat(storage, "shop", driver.owner.id, SystemClock()).beat(driver.last.number)
     app.savepoint(folder / "saved")
     return folder

@@ -18,6 +18,7 @@ import threading
 from dataclasses import replace
 from typing import Self
 
+from millpond.backoff import Backoff
 from millpond.clock import Clock
 from millpond.driver.batch import (
     Computed,
@@ -29,7 +30,7 @@ from millpond.driver.batch import (
     positions_of,
     spark_batches,
 )
-from millpond.driver.delivery import Courier
+from millpond.driver.delivery import DeliveryWorker
 from millpond.driver.owner import Owner
 from millpond.driver.planning import disagreement, grouped
 from millpond.driver.read_ahead import Ahead
@@ -39,7 +40,7 @@ from millpond.driver.schema_change import adaptation, check_readable
 from millpond.driver.settings import Controls, DriverSettings, Hook, StepName
 from millpond.driver.table_bootstrap import First
 from millpond.errors import InvalidUse, Unavailable
-from millpond.log.compaction import Compactor
+from millpond.log.compaction import CompactionSettings, Compactor
 from millpond.log.compaction_job import merged as merged_runs
 from millpond.log.jobs import JobLost, ProgressCallback
 from millpond.log.record import Record
@@ -54,7 +55,8 @@ log = logging.getLogger("millpond")
 
 STEPS: tuple[StepName, ...] = ("plan", "compute", "commit", "deliver", "acknowledge", "tidy")
 ACTIONS: tuple[StepName, ...] = ("compact", "rewrite")  # that a driver takes beside its batches
-MOST_ATTEMPTS = 8  # at one batch, before the driver gives up
+MOST_BATCH_ATTEMPTS = 8  # before the driver gives up
+BATCH_RETRIES = Backoff(first=0.2, longest=10.0)
 
 
 class Driver:
@@ -76,24 +78,17 @@ class Driver:
         self._quiet = Quiet(2 * settings.every)
         self._first, self._ahead = First(program, clock.monotonic()), Ahead(program, runtime)
         self.compactor = Compactor(
-            program.app,
             owner.id,
-            storage,
             owner.ledger,
-            lambda works: runtime.each(merged_runs, works),
-            settings.keep,
-            settings.threaded,
+            lambda jobs: runtime.each(merged_runs, jobs),
+            CompactionSettings(settings.keep, settings.compact_every, settings.threaded),
             lambda when: self._at("compact", when),
-            every=settings.compact_every,
         )
-        self.courier = Courier(
+        self.delivery = DeliveryWorker(
             program,
             runtime,
-            storage,
-            clock,
-            dict(owner.last.deliveries),
-            lambda parcel: self._at("deliver", "during"),
-            owner.announce,
+            owner,
+            lambda: self._at("deliver", "during"),
             threaded=settings.threaded,
             stop=controls.stop or threading.Event(),
         )
@@ -129,13 +124,13 @@ class Driver:
 
     def _deliver_open(self) -> None:
         """Start to deliver: first what a target has lost, then what no driver has delivered yet."""
-        self.courier.start()
+        self.delivery.start()
         for sink, record in self.owner.targets.lost:
-            self.courier.deliver_to(sink, record)
+            self.delivery.deliver_to(sink, record)
         self.owner.targets.restored()
         for record in self.owner.open_deliveries():
-            self.courier.send(record)
-        self.courier.wait()
+            self.delivery.send(record)
+        self.delivery.wait()
 
     def _rewrite_state(self, progress: ProgressCallback | None) -> None:
         """Move, rename or migrate the state, if the program has changed so that it needs that."""
@@ -231,14 +226,14 @@ class Driver:
 
     def _compute(self, plan: Plan) -> Computed:
         self._at("compute", "before")
-        for attempt in range(1, MOST_ATTEMPTS + 1):
+        for attempt in range(1, MOST_BATCH_ATTEMPTS + 1):
             try:
                 computed = self._attempt(plan)
                 if computed is not None:
                     self._at("compute", "after")
                     return computed
             except JobLost as error:
-                if attempt == MOST_ATTEMPTS:
+                if attempt == MOST_BATCH_ATTEMPTS:
                     raise Unavailable(f"app {self.program.app!r}: a batch failed {attempt} times: {error}") from error
             except TooSoon:
                 continue
@@ -249,8 +244,8 @@ class Driver:
                 if not self._plan_less(plan):
                     raise InvalidUse(str(error)) from error
             self.owner.check()
-            self.clock.sleep(min(0.1 * 2**attempt, 10.0))
-        raise Unavailable(f"app {self.program.app!r}: no attempt of {MOST_ATTEMPTS} at a batch came out whole")
+            self.clock.sleep(BATCH_RETRIES.pause(attempt))
+        raise Unavailable(f"app {self.program.app!r}: no attempt of {MOST_BATCH_ATTEMPTS} at a batch came out whole")
 
     def _plan_less(self, plan: Plan) -> bool:
         """Plan the batch again, smaller; whether that could be done. The next ones grow back slowly."""
@@ -340,7 +335,7 @@ class Driver:
         offered = spark_batches(self.storage, context, plan.offers, self.last)
         record = self.owner.write(
             "commit",
-            self.courier.delivered,
+            self.delivery.delivered,
             time=plan.now,
             positions={**self.last.positions, **moved},
             spark={**self.last.spark, **offered},
@@ -366,7 +361,7 @@ class Driver:
 
     def _deliver(self, record: Record) -> None:
         self._at("deliver", "before")
-        self.courier.send(record)  # it may go on while the next batch is computed: N is committed
+        self.delivery.send(record)  # it may go on while the next batch is computed: N is committed
         self._at("deliver", "after")
 
     def _acknowledge(self, plan: Plan) -> None:
@@ -388,16 +383,16 @@ class Driver:
     def release(self) -> None:
         """Say what was delivered, and that nobody owns the app now. Called after the last batch, perhaps twice."""
         try:
-            self.courier.wait()
+            self.delivery.wait()
         finally:
             if self.last.kind != "release":
                 self.compactor.wait()
                 manifest = self.compactor.ready or self.last.manifest
                 floor = max(self.compactor.floor, self.last.floor)
-                self.owner.write("release", self.courier.delivered, manifest=manifest, floor=floor)
+                self.owner.write("release", self.delivery.delivered, manifest=manifest, floor=floor)
 
     def close(self) -> None:
         """Stop delivering; nothing of this driver goes on. May be called twice."""
         self._ahead.drop()
-        self.courier.close()
+        self.delivery.close()
         self.compactor.wait()

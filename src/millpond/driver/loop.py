@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from millpond.backoff import Backoff
 from millpond.clock import Clock
 from millpond.driver.commit import Driver
 from millpond.driver.heartbeat_thread import HeartbeatThread
@@ -17,7 +18,7 @@ from millpond.sources.base import Limit
 
 log = logging.getLogger("millpond")
 
-LONGEST_PAUSE = 60.0
+RESTARTS = Backoff(first=1.0, longest=60.0)
 LONGEST_PATIENCE = 30.0  # seconds that a run which catches up waits for the end of what a writer has begun
 LOOK_UP = 1.0  # seconds for which a waiting driver does not notice that it has lost its app
 
@@ -47,7 +48,7 @@ def run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, c
         except (StepFailed, Unavailable) as error:
             if attempt == settings.restarts or stop.is_set():
                 raise
-            pause = min(2.0**attempt, LONGEST_PAUSE)
+            pause = RESTARTS.pause(attempt + 1)
             log.warning("restart %d of %d in %.0f s, after: %s", attempt + 1, settings.restarts, pause, error)
             stop.wait(pause)
 
@@ -63,7 +64,7 @@ def _run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, 
         except MillpondError:
             # What was committed is delivered, and said to be, even though the next batch failed; but nobody
             # waits for a sink that is unavailable before they hear of it.
-            driver.courier.hurry()
+            driver.delivery.hurry()
             with contextlib.suppress(MillpondError):
                 driver.release()
             raise

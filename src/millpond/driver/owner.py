@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from millpond.clock import Clock, new_id
-from millpond.driver.delivery import delivered_rows
+from millpond.codec import Codec
 from millpond.driver.planning import check_steps
 from millpond.driver.schema_change import Adaptation, adaptation, described, details
 from millpond.driver.settings import DriverSettings
@@ -21,6 +21,7 @@ from millpond.log.ledger import Ledger, check_writable
 from millpond.log.record import FORMAT, Kind, Record
 from millpond.log.rewrite import Rewriter, fields
 from millpond.messages import BatchContext, EventTime, RecordLink, segments_by_partition
+from millpond.parcels import read_parcel
 from millpond.pipeline.graph import Program
 from millpond.storage import Storage
 
@@ -58,7 +59,7 @@ class Owner:
                 owner.last,
                 owner.check,
                 lambda ranges: void_deliveries(program, ledger, program.app, ranges),
-                lambda record, delivery: delivered_rows(storage, program, record, delivery),
+                lambda parcel: read_parcel(storage, Codec(program.types), parcel),
             )
             void_deliveries(program, ledger, program.app, owner.last.void_ranges)
         owner._recent = [owner.last]

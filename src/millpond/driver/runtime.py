@@ -8,28 +8,18 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from millpond.errors import Unavailable
-from millpond.log.pointer import Pointer
 from millpond.log.record import SparkBatch
 from millpond.messages import BatchContext, ExchangePiece, PlannedSplit, ReadProgress, StageResults
+from millpond.parcels import Parcel
 from millpond.pipeline.graph import Program
-from millpond.sinks.base import Delivery
 from millpond.storage import Storage
 
 W = TypeVar("W")
 T = TypeVar("T")
 
 
-class Gone(Unavailable):
-    """Whoever ran the tasks is no more: nothing can be run again here, and the driver ends."""
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """One delivery to make: the output segments of one sink, batch and partition."""
-
-    sink: str
-    delivery: Delivery
-    segments: tuple[Pointer, ...]
+class RuntimeGone(Unavailable):
+    """What ran the tasks has ended: nothing can be run again in this process, and the driver ends."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,7 @@ class Runtime(Protocol):
         ...
 
     def check(self) -> None:
-        """`Gone` if tasks cannot be run any more; asked while there is nothing to run."""
+        """`RuntimeGone` if tasks cannot be run any more; asked while there is nothing to run."""
         ...
 
     def read(

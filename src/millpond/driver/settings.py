@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from millpond.log.compaction import EVERY
+from millpond.log.compaction import COMPACT_EVERY
 from millpond.log.jobs import ProgressCallback
 from millpond.log.retention import Keep
 
@@ -24,7 +24,7 @@ class DriverSettings:
     partitions: int | None = None  # None means those that the state has, or one for each slot of the runtime
     home: str | None = None  # the folder for replicas; None lets each host choose
     keep: Keep = field(default_factory=Keep)
-    compact_every: int = EVERY  # records
+    compact_every: int = COMPACT_EVERY  # records
     every: float = math.inf  # seconds between batches: a source that is silent for two of them is quiet
     threaded: bool = True  # deliver and compact in threads of their own; tests do it where it is called
     bounded: bool = True  # whether the clock bounds the times of rows

@@ -21,6 +21,7 @@ from millpond.errors import Fenced, Incompatible, InvalidUse, Unavailable
 from millpond.log.checked import checksum
 from millpond.log.ledger import Ledger
 from millpond.log.record import Record
+from millpond.parcels import Parcel, parcels_of
 from millpond.pipeline.graph import Program
 from millpond.sinks.base import Delivery, RegisteredSink, Registration
 
@@ -31,19 +32,8 @@ Ranges = list[tuple[int, int]]  # first and last numbers of records
 TAIL = 64  # records that are looked at, from the newest back, for deliveries that a target has lost
 
 
-def deliveries_of(record: Record, sink: str) -> list[Delivery]:
-    """The deliveries of one sink in one record, one per partition that has outputs for it."""
-    return [
-        Delivery(record.app, record.incarnation, sink, record.number, partition, record.delivery_attempt)
-        for partition in sorted(record.outputs.get(sink, {}))
-    ]
-
-
-def _with_rows(record: Record, sink: str) -> list[Delivery]:
-    parts = record.outputs.get(sink, {})
-    return [
-        delivery for delivery in deliveries_of(record, sink) if sum(file.rows for file in parts[delivery.partition])
-    ]
+def _parcels_with_rows(record: Record, sink: str) -> list[Parcel]:
+    return [parcel for parcel in parcels_of(record, sink) if parcel.has_rows]
 
 
 class Targets:
@@ -90,7 +80,7 @@ class Targets:
         claim: Record,
         check_ownership: Callable[[], None],
         make_void: Callable[[dict[str, Ranges]], None],
-        rows_of: Callable[[Record, Delivery], list[Any]],
+        read_rows: Callable[[Parcel], list[Any]],
     ) -> None:
         """Register the new claim with every target, after taking back what `take_back` names.
 
@@ -117,7 +107,7 @@ class Targets:
                 again[name] = self._rolled_back_since(self._told[name], claim)
         make_void({name: ranges for name, ranges in again.items() if ranges})
         self._lost = self._find_lost(claim)
-        self._revive(claim, check_ownership, rows_of)
+        self._revive(claim, check_ownership, read_rows)
         for name in self._sinks:
             if name not in self._lost:
                 with contextlib.suppress(Unavailable):  # then it is told before the first delivery, which waits for it
@@ -131,7 +121,7 @@ class Targets:
         return [(record.back + 1, record.number - 1) for record in records if record.back is not None]
 
     def _revive(
-        self, last: Record, check_ownership: Callable[[], None], rows_of: Callable[[Record, Delivery], list[Any]]
+        self, last: Record, check_ownership: Callable[[], None], read_rows: Callable[[Parcel], list[Any]]
     ) -> None:
         """Deliver what is to be delivered and what counts, although another copy of the app has made it void.
 
@@ -139,12 +129,12 @@ class Targets:
         """
         for name, sink in self._sinks.items():
             records = [*self._lost.get(name, []), *self._open(name, last)]
-            deliveries = [(record, delivery) for record in records for delivery in _with_rows(record, name)]
-            void = [(record, delivery) for record, delivery in deliveries if sink.status(delivery) == "void"]
-            for record, delivery in void:
-                rows = rows_of(record, delivery)
+            parcels = [parcel for record in records for parcel in _parcels_with_rows(record, name)]
+            void = [parcel for parcel in parcels if sink.status(parcel.delivery) == "void"]
+            for parcel in void:
+                rows = read_rows(parcel)
                 check_ownership()
-                sink.revive(rows, delivery)
+                sink.revive(rows, parcel.delivery)
             if void:
                 what = "that another copy of the app rolled back are delivered again"
                 log.warning("%s: sink %r: %d deliveries %s", last.app, name, len(void), what)
@@ -264,7 +254,9 @@ class Targets:
             number = number - 1 if record.back is None else record.back
 
     def _delivered(self, record: Record, name: str, last: Record) -> list[Delivery]:
-        return [] if record.number > last.deliveries.get(name, -1) else _with_rows(record, name)
+        if record.number > last.deliveries.get(name, -1):
+            return []
+        return [parcel.delivery for parcel in _parcels_with_rows(record, name)]
 
     def _check_reach(self, name: str, gone: list[Record], last: Record) -> None:
         floor = self._ledger.floor()

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from millpond.codec import Codec
-from millpond.driver.delivery import parcels, rows_of
 from millpond.errors import Corrupt, MillpondError, StepFailed
 from millpond.log.ledger import Ledger
 from millpond.log.record import Record
+from millpond.parcels import parcels_of, read_parcel
 from millpond.pipeline.graph import Program
 from millpond.sinks.base import Delivery, RollbackSink
 
@@ -39,13 +39,13 @@ def void_deliveries(program: Program, ledger: Ledger, app: str, ranges: Ranges) 
         given_up = {
             parcel.delivery: parcel
             for record in sorted(_records(ledger, ranges[name]), key=lambda record: -record.number)
-            for parcel in parcels(record, name)
-            if sum(file.rows for file in parcel.segments)
+            for parcel in parcels_of(record, name)
+            if parcel.has_rows
         }
 
         def rows(delivery: Delivery, given_up: Any = given_up) -> list[Any]:
             try:
-                return rows_of(ledger.storage, codec, given_up[delivery])
+                return read_parcel(ledger.storage, codec, given_up[delivery])
             except Corrupt:  # only the columns are wanted of it
                 return []
 

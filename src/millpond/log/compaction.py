@@ -26,29 +26,36 @@ from millpond.log.pointer import Pointer
 from millpond.log.reach import readable_manifest
 from millpond.log.record import Record
 from millpond.log.retention import Carried, Keep, next_floor, orphans, prune, swept
-from millpond.storage import Storage
 
 When = Literal["before", "during", "after"]
 
 log = logging.getLogger("millpond")
 
-EVERY = 100  # records
-BYTES = 64 << 20  # of fresh segments
+COMPACT_EVERY = 100  # records
+FRESH_BYTES = 64 << 20  # of segments that are not compacted: sooner than after so many records
+
+
+@dataclass(frozen=True)
+class CompactionSettings:
+    """When to compact, how much of the past to keep, and whether to do it in a thread."""
+
+    keep: Keep
+    every: int = COMPACT_EVERY
+    threaded: bool = True
 
 
 @dataclass
 class Compactor:
-    """Watches what commits, and compacts when there is enough: in a thread, or where it is called."""
+    """Watches the records of a driver, and compacts the log when there is enough: in a thread, or where it is called.
 
-    app: str
+    `run` merges the partitions of a job, in tasks or in this process. `at` is called at the crash points.
+    """
+
     driver: str
-    storage: Storage
     ledger: Ledger
-    run: Callable[[list[Merge]], list[dict[str, Run]]]  # does the work of all partitions, wherever that is
-    keep: Keep
-    threaded: bool
+    run: Callable[[list[Merge]], list[dict[str, Run]]]
+    settings: CompactionSettings
     at: Callable[[When], None] = lambda when: None
-    every: int = EVERY
     ready: Pointer | None = None  # the manifest that the next record is to carry
     floor: int = 0  # the floor that the next record is to state
     _held: Manifest | None = None
@@ -57,6 +64,7 @@ class Compactor:
     _pruned: int = 0  # the floor that was worked off last
 
     def __post_init__(self) -> None:
+        self._app, self._storage = self.ledger.app, self.ledger.storage
         self._carried = Carried(self.ledger)
 
     def begin(self, last: Record) -> None:
@@ -69,24 +77,24 @@ class Compactor:
             self._work(lambda: self._clean(last))
 
     def _clean(self, last: Record) -> None:
-        prune(self.storage, self.ledger, last, self._carried)  # what the last driver stated and did not finish
-        self.storage.delete(orphans(self.storage, self.ledger, last.number + 1, self.driver))
-        swept(self.storage, self.ledger, last.number + 1)
-        self.floor = next_floor(self.ledger, last, self.keep)
+        prune(self._storage, self.ledger, last, self._carried)  # what the last driver stated and did not finish
+        self._storage.delete(orphans(self._storage, self.ledger, last.number + 1, self.driver))
+        swept(self._storage, self.ledger, last.number + 1)
+        self.floor = next_floor(self.ledger, last, self.settings.keep)
 
     def _prune(self, record: Record) -> None:
-        prune(self.storage, self.ledger, record, self._carried)
+        prune(self._storage, self.ledger, record, self._carried)
 
     def _plan_floor(self, record: Record) -> None:
-        swept(self.storage, self.ledger, record.number)
-        self.floor = next_floor(self.ledger, record, self.keep)
+        swept(self._storage, self.ledger, record.number)
+        self.floor = next_floor(self.ledger, record, self.settings.keep)
 
     def committed(self, record: Record) -> None:
         """A record was written. If it carries a manifest of ours, what that replaces is forgotten."""
         if record.segments:
             self._fresh.append(record)
         if self.ready is not None and record.manifest == self.ready:
-            self._held = manifests.read(self.storage, self.ready)
+            self._held = manifests.read(self._storage, self.ready)
             self._fresh = [held for held in self._fresh if held.number > self._held.upto]
             self.ready = None
             self._work(lambda: self._plan_floor(record))
@@ -108,23 +116,23 @@ class Compactor:
             for p in parts.values()
             for file in p
         )
-        return len(self._fresh) >= self.every or fresh >= BYTES
+        return len(self._fresh) >= self.settings.every or fresh >= FRESH_BYTES
 
     def _work(self, what: Callable[[], None]) -> None:
         def quietly() -> None:
             try:
                 what()
             except (MillpondError, JobLost) as error:  # the next one tries again; the app goes on as it was
-                log.warning("%s: compaction failed: %s", self.app, error)
+                log.warning("%s: compaction failed: %s", self._app, error)
 
-        if not self.threaded:
+        if not self.settings.threaded:
             return quietly()
         self._thread = threading.Thread(target=quietly, name="millpond-compaction", daemon=True)
         self._thread.start()
 
     def compact(self, upto: Record) -> None:
         """Merge what is fresh up to a record; the manifest is `ready` for the next record when that is done."""
-        held = self._held or Manifest(manifests.FORMAT, self.app, upto.born - 1, "")
+        held = self._held or Manifest(manifests.FORMAT, self._app, upto.born - 1, "")
         fresh = [record for record in self._fresh if record.number <= upto.number]
         works, kept = self._planned(held, fresh, upto)
         self.at("before")
@@ -135,9 +143,9 @@ class Compactor:
             for step, run in result.items():
                 below = held.runs.get(step, {}).get(work.partition, [])[: kept[step, work.partition]]
                 runs.setdefault(step, {})[work.partition] = [*below, *([run] if run else [])]
-        path = Paths(self.app).manifest(Attempt(upto.number, self.driver, new_id()))
-        made = Manifest(manifests.FORMAT, self.app, upto.number, upto.checksum, runs)
-        self.ready = manifests.write(self.storage, path, made)
+        path = Paths(self._app).manifest(Attempt(upto.number, self.driver, new_id()))
+        made = Manifest(manifests.FORMAT, self._app, upto.number, upto.checksum, runs)
+        self.ready = manifests.write(self._storage, path, made)
         self.at("after")
 
     def _planned(
@@ -156,7 +164,7 @@ class Compactor:
             kept[step, partition] = stay
             per_partition.setdefault(partition, {})[step] = (stay == 0, runs[stay:], files)
         attempt = Attempt(upto.number, self.driver, "")
-        works = [Merge(self.app, partition, attempt, steps) for partition, steps in sorted(per_partition.items())]
+        works = [Merge(self._app, partition, attempt, steps) for partition, steps in sorted(per_partition.items())]
         return works, kept
 
     def wait(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from millpond.backoff import Backoff
 from millpond.clock import Clock
 from millpond.errors import Corrupt, Fenced, Incompatible, InvalidUse, Unavailable
 from millpond.log import checked
@@ -18,7 +19,8 @@ from millpond.log.paths import Paths
 from millpond.log.record import Record, pack, unpack
 from millpond.storage import Storage
 
-ATTEMPTS = 5  # how often a put that got no answer is tried again
+MOST_PUT_ATTEMPTS = 5  # at a record whose put got no answer
+PUT_RETRIES = Backoff(first=0.2, longest=1.6)
 
 
 class Ledger:
@@ -84,15 +86,15 @@ class Ledger:
             self.still_has(last)
         record, data = pack(record)
         path = self.paths.record(record.number)
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, MOST_PUT_ATTEMPTS + 1):
             try:
                 created = self.storage.put_new(path, data)
             except Unavailable as error:
                 if self._is_ours(record) and record.number >= self._last_floor():
                     return record
-                if attempt == ATTEMPTS:
+                if attempt == MOST_PUT_ATTEMPTS:
                     raise
-                self.clock.sleep(error.retry_after or 0.1 * 2**attempt)
+                self.clock.sleep(error.retry_after or PUT_RETRIES.pause(attempt))
                 continue
             if created or self._is_ours(record):
                 # Old records are removed, and their numbers must not be taken again by one who overslept.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from millpond.errors import Corrupt
-from millpond.log.compaction import Compactor
+from millpond.log.compaction import CompactionSettings, Compactor
 from millpond.log.compaction_job import Merge, merged
 from millpond.log.manifest import Run
 from millpond.log.paths import Paths
@@ -34,9 +34,8 @@ def compact_log(app: StoppedApp, keep: Keep | None, *, dry_run: bool = False) ->
     def merge_here(jobs: list[Merge]) -> list[dict[str, Run]]:
         return [merged(app.storage, job) for job in app.with_progress(jobs)]
 
-    compactor = Compactor(
-        app.name, app.id, app.storage, app.ledger, merge_here, keep or Keep(), threaded=False, at=app.at
-    )
+    settings = CompactionSettings(keep or Keep(), threaded=False)
+    compactor = Compactor(app.id, app.ledger, merge_here, settings, app.at)
     compactor.begin(last)
     compactor.compact(last)
     assert compactor.ready is not None

@@ -8,9 +8,8 @@ from typing import Any
 
 from millpond.clock import Clock
 from millpond.codec import Codec
-from millpond.driver.delivery import hand_over
 from millpond.driver.read_ahead import progress_of
-from millpond.driver.runtime import Offer, Parcel, Reading, T, W
+from millpond.driver.runtime import Offer, Reading, T, W
 from millpond.errors import InvalidUse
 from millpond.log.record import SparkBatch
 from millpond.messages import (
@@ -22,6 +21,7 @@ from millpond.messages import (
     ReadProgress,
     StageResults,
 )
+from millpond.parcels import Parcel, hand_over
 from millpond.pipeline.graph import Program
 from millpond.storage import Storage
 from millpond.task.keyed_task import Tools, keyed_task, read_task

@@ -25,12 +25,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.codec import Codec
-from millpond.driver.runtime import Offer, Parcel
+from millpond.driver.runtime import Offer
 from millpond.errors import InvalidUse, Unavailable
 from millpond.log import pointer, segment
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record, SparkBatch
 from millpond.messages import BatchContext
+from millpond.parcels import Parcel
 from millpond.pipeline.graph import Program, Read
 from millpond.runtimes.spark.exchange import paired
 from millpond.runtimes.spark.shipping import Shipped

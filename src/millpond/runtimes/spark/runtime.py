@@ -15,12 +15,12 @@ from pyspark.sql import SparkSession
 
 from millpond.codec import Codec
 from millpond.driver.commit import Driver
-from millpond.driver.delivery import failed, hand_over
-from millpond.driver.runtime import Gone, Offer, Parcel, Reading, T, W
+from millpond.driver.runtime import Offer, Reading, RuntimeGone, T, W
 from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
 from millpond.log.jobs import JobLost
 from millpond.log.record import SparkBatch
 from millpond.messages import BatchContext, ExchangePiece, PlannedSplit, StageResults
+from millpond.parcels import Parcel, hand_over, sink_failure
 from millpond.pipeline.graph import Program
 from millpond.runtimes import pickling
 from millpond.runtimes.pickling import pack_program
@@ -142,12 +142,12 @@ class SparkRuntime:
                     return sink.deliver_frame(self._spark, lines, first.delivery)  # type: ignore[no-any-return]
                 except (MillpondError, Py4JError, PySparkException) as error:
                     if isinstance(error, AnalysisException):
-                        raise failed(first, error) from error
+                        raise sink_failure(first, error) from error
                     raise
                 except Exception as error:
-                    raise failed(first, error) from error
+                    raise sink_failure(first, error) from error
             tasks = self._context.parallelize(parcels, min(len(parcels), self.slots))
-            found = tasks.mapPartitions(lambda mine: _hand_over(shipped, state_url, mine)).collect()
+            found = tasks.mapPartitions(lambda mine: _hand_over_all(shipped, state_url, mine)).collect()
         if found:
             raise found[0]
 
@@ -185,8 +185,8 @@ class SparkRuntime:
         except FAILED:
             return False
 
-    def _gone(self) -> Gone:
-        return Gone(
+    def _gone(self) -> RuntimeGone:
+        return RuntimeGone(
             f"app {self._program.app!r}: Spark is gone. Its JVM has ended (killed, or out of memory) or the "
             "SparkSession was stopped. What was committed is safe; run the app again in a new process."
         )
@@ -222,7 +222,7 @@ class SparkRuntime:
             raise self._gone() from error
 
 
-def _hand_over(shipped: Shipped, state_url: str, parcels: Iterable[Parcel]) -> Iterator[MillpondError]:
+def _hand_over_all(shipped: Shipped, state_url: str, parcels: Iterable[Parcel]) -> Iterator[MillpondError]:
     program = shipped.program()
     storage, codec = open_storage(state_url), Codec(program.types)
     for parcel in parcels:
