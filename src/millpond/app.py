@@ -29,13 +29,13 @@ from millpond.log.retention import keeping
 from millpond.maintenance.rebuild import Rebuilt
 from millpond.pipeline import graph as g
 from millpond.pipeline.keyed import KeyedStream
-from millpond.pipeline.state_options import Kept
+from millpond.pipeline.state_options import StateOptions, step_settings
 from millpond.pipeline.stream import Stream
-from millpond.pipeline.table import Table, table_options
+from millpond.pipeline.table import Table, check_table
 from millpond.sources.base import Source
 from millpond.state_view import StateView
 from millpond.steps.failure import OnError, checked
-from millpond.steps.verbs.expiring_table import begin as begin_table
+from millpond.steps.verbs.table import TableStep
 from millpond.storage import Storage, open_storage
 from millpond.timing import duration, seconds
 
@@ -143,7 +143,7 @@ class App(AdminVerbs):
         stream: KeyedStream[Any, Any],
         everywhere: bool = False,
         deleted: Callable[[Any], Any] | None = None,
-        **how: Unpack[Kept],
+        **how: Unpack[StateOptions],
     ) -> Table:
         """The latest row of every key of a stream, which other streams `lookup`.
 
@@ -172,8 +172,9 @@ class App(AdminVerbs):
         """
         if not isinstance(stream, KeyedStream) or stream._graph is not self._graph:
             raise InvalidUse(f"table({name!r}): expected a keyed stream of the same app, got {stream!r}")
-        options = table_options(name, everywhere, deleted, how.get("ttl"))
-        return Table(self._graph, stream._step(begin_table, name, "table", options, **how)._node)
+        options = check_table(name, everywhere, deleted, how.get("ttl"))
+        step = TableStep(**options, **step_settings(self._graph, stream._node, "table", name, how))
+        return Table(self._graph, stream._add_step(step)._node)
 
     @property
     def dead_letters(self) -> Stream[dict[str, Any]]:

@@ -25,14 +25,9 @@ from millpond.messages import BatchContext, RecordLink
 from millpond.replica import View
 from millpond.replica import folders as home
 from millpond.replica.lmdb_store import close_below, forget
-from millpond.steps.base import Step
-from millpond.steps.joins.buffer import JOINS, shown
-from millpond.steps.state.expiring import MORTAL, is_state, living
-from millpond.steps.state.handle import assemble
-from millpond.steps.state.lazy_migration import upgraded
-from millpond.steps.verbs.aggregate import results
-from millpond.steps.verbs.table import ROW
-from millpond.steps.windows.state_rows import open_windows
+from millpond.steps.kind import Step, StoredKey
+from millpond.steps.registry import find_kind
+from millpond.steps.state.expiring import living
 from millpond.storage import Storage
 from millpond.task.replicas import caught_up
 
@@ -113,29 +108,20 @@ class StateView:
             )
         return record
 
-    def _kind(self, record: Record) -> str:
+    def _kind(self, record: Record) -> type[Step]:
         if self._step is not None:
-            return self._step.kind
+            return type(self._step)
         info = record.steps.get(self._name)
         if info is None:
             raise InvalidUse(
                 f"app {self._app!r} has no step {self._name!r}; it has: {', '.join(sorted(record.steps)) or 'none yet'}"
             )
-        return info.kind
+        return find_kind(info.kind)
 
-    def _value(self, kind: str, key: Any, cells: Cells, record: Record) -> Any:
-        if kind == "window":
-            info = record.steps.get(self._name)
-            detail = info.detail if info is not None else self._step.detail if self._step is not None else {}
-            return open_windows(key, cells, self._codec, detail, self._step)
-        if kind in ("stateful_map", "table"):
-            return self._codec.decode(cells[0][1])
-        if kind == "aggregate":
-            aggregations = self._step.options["aggregations"] if self._step is not None else {}
-            return results(self._codec.decode(cells[0][1]), aggregations)
-        if kind in JOINS:
-            return shown(cells, self._codec)
-        return assemble(cells, self._codec)
+    def _value(self, kind: type[Step], key: Any, cells: Cells, record: Record) -> Any:
+        info = record.steps.get(self._name)
+        detail = info.detail if info is not None else self._step.detail if self._step is not None else {}
+        return kind.show(StoredKey(key, cells, self._codec, detail), self._step)
 
     def _context(self, record: Record) -> BatchContext:
         return BatchContext(
@@ -170,17 +156,17 @@ class StateView:
                 close_below(self._own_home.name)
 
     def _living(
-        self, view: View, kind: str, record: Record, key: bytes | None = None
+        self, view: View, kind: type[Step], record: Record, key: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes, bytes]]:
         """Key, cell and value of what the step holds, of all keys or of one; what is over by now is not there."""
         info = record.steps.get(self._name)
-        if self._step is not None and info is not None and info.oldest < self._step.version:
-            view = upgraded(view, self._step, info.oldest, self._types)
+        if self._step is not None and info is not None and info.oldest < self._step.state.version:
+            view = self._step.upgraded_view(view, info.oldest, self._types)
         entries = view.entries(self._name, key)
-        if kind not in MORTAL and kind != "table":
+        if not kind.can_expire:
             return ((e.key, e.cell, e.value) for e in entries)
         now = record.time if self._batch is not None else self._clock.now()
-        return living((e for e in entries if _is_shown(kind, e.cell)), round(now * 1_000_000))
+        return living((e for e in entries if kind.is_shown(e.cell)), round(now * 1_000_000))
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a key, or the default.
@@ -196,7 +182,7 @@ class StateView:
                 return default
             kind = self._kind(record)
 
-            def use(view: View, kind: str = kind, record: Record = record) -> Cells:
+            def use(view: View, kind: type[Step] = kind, record: Record = record) -> Cells:
                 return sorted((cell, value) for _, cell, value in self._living(view, kind, record, encoded))
 
             try:
@@ -264,7 +250,7 @@ class StateView:
         floor = max(newest.born, self._ledger.floor())
         if floor > newest.born:  # what was before is compacted, and only what it came to is known
             known = self._before(floor, newest, encoded)
-            held = {cell: value for cell, value in known.items() if _is_shown(kind, cell)}
+            held = {cell: value for cell, value in known.items() if kind.is_shown(cell)}
         for record in self._ledger.between(floor - 1, newest.number):
             changed, partition = False, partition_of(encoded, record.partitions)  # which may not be that of today
             if record.kind == "rewrite" and record.manifest is not None:
@@ -272,7 +258,7 @@ class StateView:
                 changed, held = now is not None and now != held, held if now is None else now
             for part in record.segments.get(self._name, {}).get(partition, []):
                 for change in segment.unpack_key(pointer.read(self._storage, part), encoded):
-                    if not _is_shown(kind, change.cell):
+                    if not kind.is_shown(change.cell):
                         continue
                     changed = changed or held.get(change.cell) != change.value  # else its time alone has moved
                     if change.value is None:
@@ -283,14 +269,14 @@ class StateView:
                 value = self._value(kind, key, sorted(held.items()), record) if held else None
                 yield Moment(record.number, as_datetime(record.time), value, deleted=not held)
 
-    def _in_place(self, record: Record, partition: int, key: bytes, kind: str) -> dict[bytes, bytes] | None:
+    def _in_place(self, record: Record, partition: int, key: bytes, kind: type[Step]) -> dict[bytes, bytes] | None:
         """The cells of a key that a rewrite has put in the place of what was; None if its manifest is gone."""
         assert record.manifest is not None
         if self._storage.get(record.manifest.path) is None:
             return None
         manifest = manifests.read(self._storage, record.manifest)
         found = _in_manifest(self._storage, manifest, self._name, partition, key)
-        return {cell: value for cell, value in found.items() if _is_shown(kind, cell)}
+        return {cell: value for cell, value in found.items() if kind.is_shown(cell)}
 
     def _before(self, floor: int, newest: Record, key: bytes) -> dict[bytes, bytes]:
         """The cells of a key as they were when the records that are gone had been applied."""
@@ -352,11 +338,6 @@ class StateView:
         >>> def show(spark): mp.App("orders").state("total").to_dataframe(spark).show()
         """
         return spark.createDataFrame(self.to_arrow())
-
-
-def _is_shown(kind: str, cell: bytes) -> bool:
-    """Whether a cell is a part of the value that a step of this kind shows."""
-    return cell == ROW if kind == "table" else kind not in MORTAL or is_state(cell)
 
 
 def _in_manifest(storage: Storage, where: Manifest, step: str, partition: int, key: bytes) -> dict[bytes, bytes]:

@@ -104,9 +104,9 @@ def _together(marks: list[Mark]) -> Mark:
 def _after(op: StatefulStep, mark: Mark) -> Mark:
     if mark.at is None or mark.unit is None:
         return mark
-    if op.step.holds is None:
+    if op.step.watermark_lag is None:
         return replace(mark, at=None)
-    lag = sum(span(held, mark.unit, f"{op.step.kind}({op.step.name!r})") for held in op.step.holds)
+    lag = sum(span(held, mark.unit, f"{op.step.kind}({op.step.name!r})") for held in op.step.watermark_lag)
     return replace(mark, at=mark.at - lag)
 
 

@@ -137,8 +137,8 @@ class Owner:
         for step in self._program.steps.values():
             if step.name in steps:
                 info = steps[step.name]
-                older = info.oldest if step.lazy and info.oldest < step.version else None
-                steps[step.name] = msgspec.structs.replace(info, version=step.version, unmarked=older)
+                older = info.oldest if step.state.is_lazy and info.oldest < step.state.version else None
+                steps[step.name] = msgspec.structs.replace(info, version=step.state.version, unmarked=older)
         renamed = {name: dict(held) for name, held in (("reached", before.reached), ("due", before.due))}
         for old, new in what.names.items():
             for held in renamed.values():

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any
 
 from millpond.errors import Incompatible
 from millpond.log.record import Record
 from millpond.messages import PlannedSplit, StageResults
 from millpond.pipeline.graph import Node, Program, Read
 from millpond.sources.base import SnapshotSource, Split
+from millpond.steps.registry import layout_of
 
 log = logging.getLogger("millpond")
 
@@ -97,44 +97,17 @@ def disagreement(stage: StageResults, partitions: int) -> str | None:
     return None
 
 
-LAYOUT = {"flat_apply": "apply", "update": "apply", "stateful_filter": "apply"}  # kinds that keep state alike
-
-
-def _slides_otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether windows become sliding, cease to be, or slide in a way that keeps rows differently.
-
-    State of an older version may not say all of it; what it does not say counts as unchanged.
-    """
-    if "sliding" not in (before.get("windows"), now.get("windows")):
-        return False
-    return any(before.get(what, now[what]) != now[what] for what in ("windows", "size", "clock", "early"))
-
-
-def _shown_windows(detail: Mapping[str, Any]) -> str:
-    parts = [str(detail.get("window", "windows"))]
-    if "clock" in detail:
-        parts.append(f"clock={detail['clock']!r}")
-    if "early" in detail:
-        parts.append("a trigger that fires before they close" if detail["early"] else "no trigger before they close")
-    return f"{parts[0]} with {' and '.join(parts[1:])}" if parts[1:] else parts[0]
-
-
 def check_steps(program: Program, last: Record) -> None:
     """Whether the program's steps can go on with the state that is kept under their names."""
     for name, step in program.steps.items():
-        info = last.steps.get(name) or last.steps.get(step.renamed_from or "")
-        if info is not None and LAYOUT.get(info.kind, info.kind) != LAYOUT.get(step.kind, step.kind):
+        info = last.steps.get(name) or last.steps.get(step.state.renamed_from or "")
+        if info is not None and layout_of(info.kind) != layout_of(step.kind):
             raise Incompatible(
                 f"app {program.app!r}: step {name!r} is a {step.kind} in the program, and its state was kept by a "
                 f"{info.kind}. Give the new step another name, or clear the app's state; nothing was changed."
             )
-        if info is not None and info.kind == "window" and _slides_otherwise(info.detail, step.detail):
-            raise Incompatible(
-                f"app {program.app!r}: step {name!r}: expected the windows that its state was kept for, "
-                f"{_shown_windows(info.detail)}, got {_shown_windows(step.detail)}; what is kept for sliding windows "
-                "fits no others. Keep the old definition until its windows have closed and give the new step another "
-                f"name, or make its state again with app.rebuild({name!r}, switch=True); nothing was changed."
-            )
-    renamed = {step.renamed_from for step in program.steps.values()}
+        if info is not None:
+            step.check_detail(program.app, info.detail)
+    renamed = {step.state.renamed_from for step in program.steps.values()}
     for name in sorted(set(last.steps) - set(program.steps) - renamed):
         log.warning("%s: step %r is no longer in the program; its state is kept", program.app, name)

@@ -13,10 +13,9 @@ from millpond.log import segment
 from millpond.log.record import Record, StepInfo
 from millpond.log.rewrite import Reshape, Rewriter, Upgrade, whole
 from millpond.pipeline.graph import Program
-from millpond.steps.base import Step
 from millpond.steps.failure import unreadable
+from millpond.steps.kind import Step
 from millpond.steps.state.lazy_migration import UNMARKED
-from millpond.steps.state.migration import Migration
 from millpond.storage import Storage
 
 
@@ -58,7 +57,7 @@ def adaptation(program: Program, last: Record, partitions: int | None) -> Adapta
 
 def _kept_as(program: Program, step: Step, last: Record) -> str | None:
     """The name that a step's state is kept under; nothing if it has none yet."""
-    old = step.renamed_from
+    old = step.state.renamed_from
     if step.name in last.steps:
         if old is not None and old in last.steps and old not in program.steps:
             raise Incompatible(
@@ -77,25 +76,23 @@ def _kept_as(program: Program, step: Step, last: Record) -> str | None:
 def _upgrade(program: Program, step: Step, info: StepInfo) -> Upgrade | None:
     """What must be done to all of a step's state now. Of what is migrated lazily, nothing, if it can be migrated."""
     where = f"app {program.app!r}: step {step.name!r}"
-    if info.version > step.version:
+    if info.version > step.state.version:
         raise Incompatible(
-            f"{where} keeps state of version {info.version}, and the program says version={step.version}. Run the "
-            "newer program, or roll back to a batch before the migration; nothing was changed."
+            f"{where} keeps state of version {info.version}, and the program says version={step.state.version}. Run "
+            "the newer program, or roll back to a batch before the migration; nothing was changed."
         )
-    if info.oldest == step.version:
+    if info.oldest == step.state.version:
         return None
-    missing = [v for v in range(info.oldest, step.version) if v not in step.migrate]
+    missing = [v for v in range(info.oldest, step.state.version) if v not in step.state.migrations]
     if missing:
         left = "keeps" if info.unmarked is None else "was migrated lazily, and may still keep"
-        says = f"say version={info.version}" if info.version != step.version else "bring the function back"
+        says = f"say version={info.version}" if info.version != step.state.version else "bring the function back"
         raise Incompatible(
-            f"{where} {left} state of version {info.oldest}, and the program says version={step.version} without a "
-            f"way from {missing[0]} to {missing[0] + 1}. Add migrate={{{missing[0]}: function}}, {says}, or give the "
+            f"{where} {left} state of version {info.oldest}, and the program says version={step.state.version} without "
+            f"a way from {missing[0]} to {missing[0] + 1}. Add migrate={{{missing[0]}: function}}, {says}, or give the "
             "step another name; nothing was changed."
         )
-    return (
-        None if step.lazy else Migration(step.name, step.kind, step.migrate, info.oldest, step.version, program.types)
-    )
+    return None if step.state.is_lazy else step.migration_from(info.oldest, program.types)
 
 
 def described(program: Program, last: Record) -> dict[str, StepInfo]:
@@ -103,9 +100,9 @@ def described(program: Program, last: Record) -> dict[str, StepInfo]:
     found = {}
     for name, step in program.steps.items():
         before = last.steps.get(name)
-        older = before is not None and before.oldest < step.version
+        older = before is not None and before.oldest < step.state.version
         unmarked = before.oldest if older and before else None
-        found[name] = StepInfo(step.kind, step.version, step.detail, program.shapes[name], unmarked)
+        found[name] = StepInfo(step.kind, step.state.version, step.detail, program.shapes[name], unmarked)
     return found
 
 
@@ -116,8 +113,8 @@ def suspects(program: Program, last: Record) -> frozenset[str]:
     """
     codec, found = Codec(program.types), set()
     for name, step in program.steps.items():
-        info = last.steps.get(name) or last.steps.get(step.renamed_from or "")
-        if info is None or info.oldest != step.version:
+        info = last.steps.get(name) or last.steps.get(step.state.renamed_from or "")
+        if info is None or info.oldest != step.state.version:
             continue
         if not all(can_read(codec.find(cls), shape) for cls, shape in info.types.items()):
             found.add(name)
@@ -158,6 +155,6 @@ def details(program: Program, last: Record) -> dict[str, dict[str, Any]]:
     found = {name: info.detail for name, info in last.steps.items()}
     for name, step in program.steps.items():
         info = last.steps.get(name)
-        if info is not None and info.oldest < step.version:
+        if info is not None and info.oldest < step.state.version:
             found[name] = {**info.detail, UNMARKED: info.oldest}
     return found

@@ -8,14 +8,15 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-from millpond.codec.shapes import Shapes, annotated, shapes_of
+from millpond.codec.shapes import Shapes, shapes_of
 from millpond.codec.user_types import is_storable
 from millpond.errors import InvalidUse
 from millpond.log.paths import check_name
 from millpond.rows.rows import Rows
 from millpond.sinks.base import Sink
-from millpond.steps.base import Running, Step
+from millpond.steps.base import Running
 from millpond.steps.failure import OnError, Retry
+from millpond.steps.kind import Step
 from millpond.steps.operator import Operator, OperatorContext
 from millpond.timing import Duration
 
@@ -301,14 +302,14 @@ class Program:
                 isinstance(self.nodes[i].op, SideOutput) for reader in readers for i in self.consumers[reader.id]
             )
             told = node.op.starts_stage and len(steps) == len(readers) and not aside
-            if told and steps and all(step.reads is not None for step in steps):
-                found[node.id] = tuple(dict.fromkeys(field for step in steps for field in step.reads or ()))
+            if told and steps and all(step.fields_read is not None for step in steps):
+                found[node.id] = tuple(dict.fromkeys(field for step in steps for field in step.fields_read or ()))
         return found
 
     @cached_property
     def shapes(self) -> dict[str, Shapes]:
         """The classes that each step is known to keep, from `type=`, `initial=` and the function's annotations."""
-        return {name: shapes_of(_kept_types(step)) for name, step in self.steps.items()}
+        return {name: shapes_of(step.state_types()) for name, step in self.steps.items()}
 
     @cached_property
     def caches(self) -> dict[int, Any]:
@@ -335,7 +336,7 @@ class Program:
         for node in self.nodes:
             if isinstance(node.op, StatefulStep) and node.op.table is not None and self.stages[node.id] == stage:
                 table = self.nodes[node.op.table].op
-                if isinstance(table, StatefulStep) and is_everywhere(table):
+                if isinstance(table, StatefulStep) and table.step.is_everywhere:
                     found.append(table.step.name)
         return sorted(set(found))
 
@@ -347,13 +348,6 @@ class Program:
     def dead_letters(self) -> int | None:
         found = [node.id for node in self.nodes if isinstance(node.op, DeadLetters)]
         return found[0] if found else None
-
-
-def _kept_types(step: Step) -> list[Any]:
-    """What a program says of the classes that a step keeps."""
-    initial, f = step.options.get("initial"), step.options.get("f")
-    told = [*step.types, initial if isinstance(initial, type) else type(initial)]
-    return [*told, *(annotated(f) if callable(f) else [])]
 
 
 def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Program:
@@ -368,7 +362,7 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
             behind_letters.add(node.id)
     _check_letters(app, [graph.nodes[i] for i in behind_letters])
     own = [node.op.step for node in graph.nodes if isinstance(node.op, StatefulStep)]
-    told = [t for step in own for t in (*step.types, *filter(is_storable, _kept_types(step)))]
+    told = [t for step in own for t in (*step.state.types, *filter(is_storable, step.state_types()))]
     found_types = dict.fromkeys([*types, *told])
     for part in (False, True):
         for node in graph.nodes:
@@ -398,11 +392,6 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
     return Program(app, tuple(graph.nodes), tuple(tuple(c) for c in consumers), tuple(stages), tuple(found_types))
 
 
-def is_everywhere(table: StatefulStep) -> bool:
-    """Whether a table lies as a whole wherever rows look into it."""
-    return bool(table.step.options["everywhere"])
-
-
 def _after_table(
     app: str, graph: Graph, lookup: StatefulStep, behind: set[int], stage_of: dict[int, int], is_behind: bool
 ) -> int:
@@ -415,7 +404,7 @@ def _after_table(
             f"app {app!r}: lookup({lookup.step.name!r}) looks into table {table.step.name!r}, which is made of dead "
             "letters; letters come after all else in a batch, so only what stands behind app.dead_letters may do that"
         )
-    after = stage_of[lookup.table] + (1 if is_everywhere(table) else 0)
+    after = stage_of[lookup.table] + (1 if table.step.is_everywhere else 0)
     if is_behind:  # a letter may come when the steps of its stage have ended
         letters = [stage_of[node.id] for node in graph.nodes if isinstance(node.op, DeadLetters)]
         return max(after, *(stage + 1 for stage in letters))

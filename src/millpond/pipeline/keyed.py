@@ -8,30 +8,37 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
 from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
+from millpond.pipeline import graph as g
+from millpond.pipeline import joins
 from millpond.pipeline.fields import Field
-from millpond.pipeline.joining import Joining
 from millpond.pipeline.retractions import with_retractions
-from millpond.pipeline.state_options import Kept
+from millpond.pipeline.state_options import StateOptions, StepSettings, step_settings
 from millpond.pipeline.stream import On, Stream, concurrent, function
 from millpond.pipeline.table import Table, lookup_node
-from millpond.pipeline.windowed import By, Fires, Panes, WindowedStream, window_options
+from millpond.pipeline.windowed import WindowedStream, check_window
 from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError
+from millpond.steps.joins.asof import AsofJoinStep
+from millpond.steps.joins.interval import IntervalJoinStep
+from millpond.steps.joins.join_step import JoinStep
+from millpond.steps.joins.window import WindowJoinStep
+from millpond.steps.kind import Step
 from millpond.steps.state.handle import State
 from millpond.steps.state.ttl import TTL, Lifetime, checked_ttl
-from millpond.steps.verbs.aggregate import Aggregate
-from millpond.steps.verbs.apply import Apply
-from millpond.steps.verbs.deduplicate import Deduplicate
-from millpond.steps.verbs.expiring_map import begin as begin_map
+from millpond.steps.verbs.aggregate import AggregateStep
+from millpond.steps.verbs.apply import ApplyStep, FlatApplyStep, StatefulFilterStep, UpdateStep
+from millpond.steps.verbs.deduplicate import DeduplicateStep
 from millpond.steps.verbs.external import External
 from millpond.steps.verbs.filter import Filter
 from millpond.steps.verbs.flat_map import FlatMap
 from millpond.steps.verbs.inspect import Inspect
 from millpond.steps.verbs.map import Map
-from millpond.steps.verbs.process import Process, Processor, made
+from millpond.steps.verbs.process import Processor, ProcessStep, processor_factory
+from millpond.steps.verbs.stateful_map import StatefulMapStep
 from millpond.steps.verbs.with_time import WithTime
-from millpond.steps.windows.definitions import MISSING, Window
+from millpond.steps.windows.definitions import MISSING, Hopping, Window
 from millpond.steps.windows.triggers import Trigger, on_close
+from millpond.steps.windows.window_step import By, Fires, Panes
 from millpond.timing import duration
 
 R = TypeVar("R")
@@ -42,7 +49,7 @@ S = TypeVar("S")
 _ON_CLOSE = on_close()
 
 
-class KeyedStream(Joining[K, R], Generic[K, R]):
+class KeyedStream(Stream[R], Generic[K, R]):
     """Rows that belong to keys, each of which has state of its own.
 
     >>> import millpond as mp
@@ -153,7 +160,7 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         f: Callable[[K, R, S], tuple[Out | None, S | None]],
         *,
         initial: Any = None,
-        **how: Unpack[Kept],
+        **how: Unpack[StateOptions],
     ) -> KeyedStream[K, Out]:
         """`f(key, row, state)` gives `(output, state)`. State `None` drops it, output `None` emits nothing.
 
@@ -164,14 +171,14 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k")
         >>> counted = rows.stateful_map("count", lambda key, row, n: (n + 1, n + 1), initial=0)
         """
-        options = {"f": function(f, f"stateful_map({name!r})"), "initial": initial}
-        return self._step(begin_map, name, "stateful_map", options, **how)
+        function(f, f"stateful_map({name!r})")
+        return self._add_step(StatefulMapStep(f=f, initial=initial, **self._settings("stateful_map", name, how)))
 
     def apply(
         self,
         name: str,
         f: Callable[[R, State], Out | None],
-        **how: Unpack[Kept],
+        **how: Unpack[StateOptions],
     ) -> KeyedStream[K, Out]:
         """`f(row, state)` gives an output, or `None` for none, and reads and writes the key's named state.
 
@@ -184,14 +191,14 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         ...     return {**row, "n": state.get("n")}
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").apply("nth", nth)
         """
-        options = {"f": function(f, f"apply({name!r})")}
-        return self._step(Apply, name, "apply", options, **how)
+        function(f, f"apply({name!r})")
+        return self._add_step(ApplyStep(f=f, **self._settings("apply", name, how)))
 
     def flat_apply(
         self,
         name: str,
         f: Callable[[R, State], Iterable[Out] | None],
-        **how: Unpack[Kept],
+        **how: Unpack[StateOptions],
     ) -> KeyedStream[K, Out]:
         """`f(row, state)` gives any number of outputs.
 
@@ -199,14 +206,14 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k")
         >>> twice = rows.flat_apply("twice", lambda row, state: [row, row])
         """
-        options = {"f": function(f, f"flat_apply({name!r})")}
-        return self._step(Apply, name, "flat_apply", options, **how)
+        function(f, f"flat_apply({name!r})")
+        return self._add_step(FlatApplyStep(f=f, **self._settings("flat_apply", name, how)))
 
     def update(
         self,
         name: str,
         f: Callable[[R, State], Any],
-        **how: Unpack[Kept],
+        **how: Unpack[StateOptions],
     ) -> KeyedStream[K, R]:
         """`f(row, state)` changes the row in place; what it returns does not matter.
 
@@ -216,14 +223,14 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         ...     state.set("n", row["n"] + 1)
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").update("number", number)
         """
-        options = {"f": function(f, f"update({name!r})")}
-        return self._step(Apply, name, "update", options, **how)
+        function(f, f"update({name!r})")
+        return self._add_step(UpdateStep(f=f, **self._settings("update", name, how)))
 
     def stateful_filter(
         self,
         name: str,
         f: Callable[[R, State], Any],
-        **how: Unpack[Kept],
+        **how: Unpack[StateOptions],
     ) -> KeyedStream[K, R]:
         """The row goes on when `f(row, state)` is true.
 
@@ -234,8 +241,8 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         ...     return last is None or row["v"] > last
         >>> rows = mp.App("a").stream("n", mp.sources.rows([])).key_by("k").stateful_filter("rising", rising)
         """
-        options = {"f": function(f, f"stateful_filter({name!r})")}
-        return self._step(Apply, name, "stateful_filter", options, **how)
+        function(f, f"stateful_filter({name!r})")
+        return self._add_step(StatefulFilterStep(f=f, **self._settings("stateful_filter", name, how)))
 
     def aggregate(
         self,
@@ -262,8 +269,9 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
                 f"than the key's {list(self._node.keyed or ())}, got {wrong or clash or 'none'}"
             )
         aggregations = with_retractions(f"aggregate({name!r})", self._graph, self._node, aggregations) or aggregations
-        options = {"aggregations": aggregations, "key_names": self._node.keyed}
-        return self._step(Aggregate, name, "aggregate", options, on_error=on_error, ttl=ttl, renamed_from=renamed_from)
+        options: StateOptions = {"on_error": on_error, "ttl": ttl, "renamed_from": renamed_from}
+        settings = self._settings("aggregate", name, options)
+        return self._add_step(AggregateStep(aggregations=aggregations, key_names=self._node.keyed or (), **settings))
 
     def deduplicate(
         self,
@@ -285,20 +293,17 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         """
         where = f"deduplicate({name!r}, within)"
         lives = None if within is None else checked_ttl(duration(within, where), where)
-        options: dict[str, Any] = {"by": by if by is None or callable(by) else Field(by), "within": None}
-        detail = {}
+        options: StateOptions = {"on_error": on_error, "renamed_from": renamed_from}
         if lives is not None:
-            options |= {"within": lives.after, "ttl": TTL(lives.after, refresh="never")}
-            detail["within"] = lives.detail["after"]
-        return self._step(
-            Deduplicate, name, "deduplicate", options, on_error=on_error, renamed_from=renamed_from, **detail
-        )
+            options["ttl"] = TTL(lives.after, refresh="never")
+        reader = by if by is None or callable(by) else Field(by)
+        return self._add_step(DeduplicateStep(by=reader, **self._settings("deduplicate", name, options)))
 
     def process(
         self,
         name: str,
         processor: Processor | Callable[[], Processor],
-        **how: Unpack[Kept],
+        **how: Unpack[StateOptions],
     ) -> KeyedStream[K, Any]:
         """State and timers: `processor` is an object, or its class, or a function without arguments that makes one.
 
@@ -325,8 +330,8 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         ...     driver.output("out")
         [{'customer': 'ann', 'forgot': 'tea'}]
         """
-        options = {"make": made(processor, f"process({name!r})")}
-        return self._step(Process, name, "process", options, **how)
+        make = processor_factory(processor, f"process({name!r})")
+        return self._add_step(ProcessStep(make=make, **self._settings("process", name, how)))
 
     def window(
         self,
@@ -353,8 +358,159 @@ class KeyedStream(Joining[K, R], Generic[K, R]):
         >>> per_minute = orders.window("per-minute", mp.tumbling("1m"), grace="10s")
         >>> totals = per_minute.aggregate(n=mp.count(), spent=mp.sum("amount"))
         """
-        options = window_options(name, window, grace, trigger, panes, fires, clock)
-        return WindowedStream(self, name, options, on_error, renamed_from)
+        options = check_window(name, window, grace, trigger, panes, fires, clock)
+        return WindowedStream(self, name, options, {"on_error": on_error, "renamed_from": renamed_from})
+
+    def join_interval(
+        self,
+        name: str,
+        other: KeyedStream[K, Any],
+        *,
+        before: str | int | timedelta = 0,
+        after: str | int | timedelta = 0,
+        grace: str | int | timedelta = MISSING,
+        how: Literal["inner", "left", "right", "outer"] = "inner",
+        merge: Callable[[Any, Any], Any] | None = None,
+        type: Any = None,
+        on_error: OnError | None = None,
+    ) -> JoinedStream[K, Any]:
+        """Pairs of a row and one of the other stream, of one key, whose times are near each other.
+
+        The other row's time lies from `before` before this one's to `after` after it, both included. Each pair comes
+        once, with the later of its times, when the second of its rows comes. With `how` "left", "right" or "outer" a
+        row of that side, or of either, that has met none comes once, with its own time, when no partner can come any
+        more: when the watermark of both streams is past its reach and the `grace`.
+
+        `merge` is given both rows, `None` for a missing one. Without it the output has the fields of both; those of the
+        right that clash and differ get `_right`. If it raises, `on_error` is given both rows, and that pair is all
+        that is lost: the two have met, and may meet others.
+
+        Rows older than the watermark by more than `grace` join nothing and are on `.late`.
+
+        >>> import millpond as mp
+        >>> app = mp.App("shop")
+        >>> orders = app.stream("orders", mp.sources.rows([]), timestamp="at").key_by("order")
+        >>> payments = app.stream("payments", mp.sources.rows([]), timestamp="at").key_by("order")
+        >>> paid = orders.join_interval("paid", payments, after=10, grace=mp.NO_GRACE, how="left")
+        >>> out = paid.to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("orders", [{"order": 1, "at": 5}, {"order": 2, "at": 6}])
+        ...     driver.send("payments", [{"order": 1, "at": 8, "by": "card"}])
+        ...     driver.finish()
+        ...     driver.output("out")
+        [{'order': 1, 'at': 5, 'at_right': 8, 'by': 'card'}, {'order': 2, 'at': 6}]
+        """
+        options = joins.check_interval(name, before, after, grace, how, merge)
+        settings = self._join_settings("join_interval", name, other, {"type": type, "on_error": on_error})
+        return self._add_join(IntervalJoinStep(**options, **settings), other)
+
+    def join_asof(
+        self,
+        name: str,
+        other: KeyedStream[K, Any],
+        *,
+        keep: str | int | timedelta = MISSING,
+        how: Literal["inner", "left"] = "inner",
+        wait: bool = False,
+        merge: Callable[[Any, Any], Any] | None = None,
+        type: Any = None,
+        on_error: OnError | None = None,
+    ) -> JoinedStream[K, Any]:
+        """Each row with the newest row of the other stream, of its key, at or before its time.
+
+        That is the newest that has arrived, with the same batch at the latest; of several of one time, the last to
+        arrive. With `wait=True` the row waits until the watermark of both streams has passed it, so that all have. A
+        row more than `keep` older is no match, and rows of the other stream leave when the watermark is that far ahead.
+        With `how="left"` a row without a match comes too.
+
+        A row behind the watermark joins if its match is still kept; if none is, it is on `.late`, for there may have
+        been one. So is a row of the other stream that is older than the watermark by more than `keep`.
+
+        >>> import millpond as mp
+        >>> app = mp.App("market")
+        >>> trades = app.stream("trades", mp.sources.rows([]), timestamp="at").key_by("paper")
+        >>> quotes = app.stream("quotes", mp.sources.rows([]), timestamp="at").key_by("paper")
+        >>> quoted = trades.join_asof("quoted", quotes, keep=1000, how="left")
+        >>> out = quoted.to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("quotes", [{"paper": "X", "at": 1, "bid": 9}, {"paper": "X", "at": 4, "bid": 8}])
+        ...     driver.send("trades", [{"paper": "X", "at": 3}, {"paper": "Y", "at": 3}])
+        ...     driver.output("out")
+        [{'paper': 'X', 'at': 3, 'at_right': 1, 'bid': 9}, {'paper': 'Y', 'at': 3}]
+        """
+        options = joins.check_asof(name, keep, how, wait, merge)
+        settings = self._join_settings("join_asof", name, other, {"type": type, "on_error": on_error})
+        return self._add_join(AsofJoinStep(**options, **settings), other)
+
+    def join_window(
+        self,
+        name: str,
+        other: KeyedStream[K, Any],
+        window: Hopping,
+        *,
+        grace: str | int | timedelta = MISSING,
+        how: Literal["inner", "left", "right", "outer"] = "inner",
+        merge: Callable[[Any, Any], Any] | None = None,
+        type: Any = None,
+        on_error: OnError | None = None,
+    ) -> JoinedStream[K, Any]:
+        """Every pair of a row and one of the other stream, of one key, that are in the same window.
+
+        The windows are `mp.tumbling` or `mp.hopping`. Pairs come when their window closes: when the watermark of both
+        streams has passed its end by `grace`. Where windows overlap, a pair comes once for each window that holds
+        both. With `how` "left", "right" or "outer" a row that meets none in a window comes alone, for that window.
+        An output has the later of its rows' times. `merge` is as in `join_interval`.
+
+        A row that missed a window is on `.late`, with `missed`, and counts in the windows that are open.
+
+        >>> import millpond as mp
+        >>> app = mp.App("site")
+        >>> views = app.stream("views", mp.sources.rows([]), timestamp="at").key_by("user")
+        >>> clicks = app.stream("clicks", mp.sources.rows([]), timestamp="at").key_by("user")
+        >>> seen = views.join_window("seen", clicks, mp.tumbling(10), grace=mp.NO_GRACE)
+        >>> out = seen.to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send({
+        ...         "views": [{"user": "ann", "at": 1, "page": "a"}, {"user": "ann", "at": 11, "page": "b"}],
+        ...         "clicks": [{"user": "ann", "at": 9}],
+        ...     })
+        ...     driver.finish()
+        ...     driver.output("out")
+        [{'user': 'ann', 'at': 1, 'page': 'a', 'at_right': 9}]
+        """
+        options = joins.check_window(name, window, grace, how, merge)
+        settings = self._join_settings("join_window", name, other, {"type": type, "on_error": on_error})
+        return self._add_join(WindowJoinStep(**options, **settings), other)
+
+    # --- how steps are added ---
+
+    def _settings(self, verb: str, name: str, options: StateOptions) -> StepSettings:
+        return step_settings(self._graph, self._node, verb, name, options)
+
+    def _add_step(self, step: Step) -> KeyedStream[K, Any]:
+        node = self._graph.add(
+            g.StatefulStep(step), (self._node.id,), keyed=self._node.keyed, on_error=self._node.on_error
+        )
+        return KeyedStream(self._graph, node)
+
+    def _join_settings(self, verb: str, name: str, other: Any, options: StateOptions) -> StepSettings:
+        """Check the other side of a join, then claim its name and check its options."""
+        where = f"{verb}({name!r})"
+        if not isinstance(other, KeyedStream) or other._graph is not self._graph:
+            raise InvalidUse(f"{where}: expected as the other side a keyed stream of the same app, got {other!r}")
+        joins.check_keyed_alike(where, self._node, other._node)
+        return self._settings(verb, name, options)
+
+    def _add_join(self, step: JoinStep, other: KeyedStream[K, Any]) -> JoinedStream[K, Any]:
+        inputs = tuple(
+            stream._same(g.JoinInput(side, step.name, step.on_error)).id for side, stream in enumerate((self, other))
+        )
+        node = self._graph.add(g.StatefulStep(step), inputs, keyed=self._node.keyed, on_error=self._node.on_error)
+        return JoinedStream(self._graph, node)
+
+    def _side_output(self) -> Stream[Any]:
+        """Return the side stream of the step that this stream comes from, such as its late rows."""
+        return Stream(self._graph, self._same(g.SideOutput()))
 
 
 class JoinedStream(KeyedStream[K, R], Generic[K, R]):
@@ -386,7 +542,7 @@ class JoinedStream(KeyedStream[K, R], Generic[K, R]):
         >>> rows = mp.App("a").stream("n", mp.sources.rows([]), timestamp="at").key_by("k")
         >>> late = rows.join_asof("j", rows, keep="1d").late
         """
-        return self._aside()
+        return self._side_output()
 
     def to(self, name: str, sink: Sink) -> Self:
         """Send the outputs to a sink, and return the stream.

@@ -45,8 +45,8 @@ def _origin(graph: g.Graph, node: g.Node) -> Origin | None:
     origins: list[Origin | None] = []
     for each in graph.nodes[: node.id + 1]:
         op, found = each.op, None
-        if isinstance(op, g.StatefulStep) and op.step.kind in ("window", "aggregate"):  # its rows are its own
-            found = Origin(op.step.name, True) if op.step.options.get("panes") == "retract" else None
+        if isinstance(op, g.StatefulStep) and op.step.emits_own_rows:
+            found = Origin(op.step.name, True) if op.step.retracts else None
         elif not isinstance(op, g.SideOutput):  # which puts the rows of its step inside of others
             coming = [origin for i in each.inputs if (origin := origins[i]) is not None]
             found = max(coming, key=lambda origin: origin.is_certain, default=None)

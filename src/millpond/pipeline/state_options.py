@@ -1,4 +1,4 @@
-"""What every verb that keeps state of the user's own may be told about it."""
+"""The options that all verbs with state take, and their checks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 from millpond.errors import InvalidUse
-from millpond.steps.failure import OnError
-from millpond.steps.state.ttl import Lifetime
+from millpond.log.paths import check_name
+from millpond.pipeline import graph as g
+from millpond.steps.failure import OnError, checked
+from millpond.steps.kind import StateSettings
+from millpond.steps.state.migration import Lazily
+from millpond.steps.state.ttl import Lifetime, checked_ttl
 
 
-class Kept(TypedDict, total=False):
+class StateOptions(TypedDict, total=False):
     """Options of a step's state.
 
-    `type` is the class of the state, or several, where workers must be told of it. `ttl` is how long it lives.
-    `version` says which shape of it the program knows, and `migrate[v]` makes version v + 1 of version v: a
-    function of the value, or of key and value that returns both; `mp.lazily` lets them wait until they are needed.
-    `renamed_from` is the name that the state was
-    kept under before. `on_error` says what happens to rows that fail.
+    `type` is the class of the state, or several; needed where workers could not find it by themselves. `ttl` is how
+    long state lives. `version` is the version of the state's shape that the program knows, and `migrate[v]` makes
+    version v + 1 of version v: a function of the value, or of key and value that returns both. `mp.lazily` postpones
+    the migrations until a key is needed. `renamed_from` is the name under which the state was stored before.
+    `on_error` says what happens to rows that fail.
     """
 
     type: Any
@@ -28,8 +32,42 @@ class Kept(TypedDict, total=False):
     on_error: OnError | None
 
 
-def checked_versions(version: Any, migrate: Any, where: str) -> dict[int, Callable[..., Any]]:
-    """The migrations, if they are some."""
+class StepSettings(TypedDict):
+    """The arguments that all kinds of steps have in common."""
+
+    name: str
+    on_error: OnError
+    state: StateSettings
+
+
+def step_settings(graph: g.Graph, node: g.Node, verb: str, name: str, options: StateOptions) -> StepSettings:
+    """Claim the name and check the options of a step that is added after a node."""
+    graph.claim(name, "step")
+    where, renamed_from = f"{verb}({name!r}", options.get("renamed_from")
+    if renamed_from is not None:
+        check_name(renamed_from, f"{where}, renamed_from)")
+    ttl = checked_ttl(options.get("ttl"), f"{where}, ttl)")
+    on_error = options.get("on_error")
+    policy = node.on_error if on_error is None else checked(on_error, f"{where})")
+    version, migrate = options.get("version", 1), options.get("migrate")
+    state = StateSettings(
+        types=_as_types(options.get("type")),
+        ttl=ttl,
+        version=version,
+        migrations=_check_migrations(version, migrate, f"{where})"),
+        is_lazy=isinstance(migrate, Lazily),
+        renamed_from=renamed_from,
+    )
+    return {"name": name, "on_error": policy, "state": state}
+
+
+def _as_types(given: Any) -> tuple[type, ...]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, type) else tuple(given)
+
+
+def _check_migrations(version: Any, migrate: Any, where: str) -> dict[int, Callable[..., Any]]:
     if type(version) is not int or version < 1:
         raise InvalidUse(f"{where}: version= is a whole number from 1, got {version!r}")
     found = dict(migrate or {})

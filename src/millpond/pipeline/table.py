@@ -1,19 +1,19 @@
-"""Tables, and what a lookup into one is given, checked: a mistake is told where the program is written."""
+"""Tables, and the checks of their arguments and of those of a lookup."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypedDict
 
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.pipeline.fields import Field
 from millpond.rows.fields import read_field
-from millpond.steps.base import Step
 from millpond.steps.failure import checked
 from millpond.steps.state.ttl import TTL
 from millpond.steps.verbs.external import External
 from millpond.steps.verbs.external_lookup import ExternalLookup
-from millpond.steps.verbs.lookup import Lookup
+from millpond.steps.verbs.lookup import LookupStep
 
 HOWS = ("left", "inner")
 
@@ -32,14 +32,19 @@ class Table:
     def __init__(self, graph: g.Graph, node: g.Node) -> None:
         assert isinstance(node.op, g.StatefulStep) and node.keyed is not None
         self._graph, self._node = graph, node
-        self._name, self._keyed, self._everywhere = node.op.step.name, node.keyed, g.is_everywhere(node.op)
+        self._name, self._keyed, self._everywhere = node.op.step.name, node.keyed, node.op.step.is_everywhere
 
     def __repr__(self) -> str:
         return f"table {self._name!r}, by {_parts(self._keyed)}{', everywhere' if self._everywhere else ''}"
 
 
-def table_options(name: str, everywhere: Any, deleted: Any, ttl: Any) -> dict[str, Any]:
-    """The options of a table."""
+class TableOptions(TypedDict):
+    everywhere: bool
+    deleted: Callable[[Any], Any] | None
+
+
+def check_table(name: str, everywhere: Any, deleted: Any, ttl: Any) -> TableOptions:
+    """Check the arguments of a table."""
     where = f"table({name!r}"
     if not isinstance(everywhere, bool):
         raise InvalidUse(f"{where}, everywhere): expected True or False, got {everywhere!r}")
@@ -79,8 +84,15 @@ def lookup_node(
         return graph.add(fetch, (node.id,), keyed=node.keyed, on_error=node.on_error)
     looked_into = table._node.op
     assert isinstance(looked_into, g.StatefulStep)
-    options = {"on": _on(where, node, table, on), "how": how, "merge": merge, "table": looked_into.step.name}
-    step = Step(graph.claim(name, "lookup"), "lookup", Lookup, options, policy)
+    key = _on(where, node, table, on)
+    step = LookupStep(
+        name=graph.claim(name, "lookup"),
+        on_error=policy,
+        table=looked_into.step.name,
+        on=key,
+        how=how,
+        merge=merge,
+    )
     side = graph.add(g.JoinInput(0, name, policy), (node.id,), keyed=node.keyed, on_error=node.on_error)
     return graph.add(g.StatefulStep(step, table._node.id), (side.id,), keyed=node.keyed, on_error=node.on_error)
 

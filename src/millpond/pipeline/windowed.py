@@ -1,23 +1,16 @@
-"""Windowed streams: rows of a key that are to be put together by windows."""
+"""Windowed streams: rows of each key in windows, to be aggregated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
 from millpond.pipeline.retractions import with_retractions
-from millpond.steps.base import Step, StepContext
-from millpond.steps.failure import OnError
-from millpond.steps.windows.columnar.windows import fields_read, hops
-from millpond.steps.windows.definitions import TIMED, Counting, Global, Hopping, Session, Sliding, Window, checked_grace
-from millpond.steps.windows.hopping import Counts, Everything
-from millpond.steps.windows.sessions import Sessions
-from millpond.steps.windows.sliding import Slides
-from millpond.steps.windows.step import Windows
+from millpond.pipeline.state_options import StateOptions, step_settings
+from millpond.steps.windows.definitions import TIMED, Counting, Session, Sliding, Window, checked_grace
 from millpond.steps.windows.triggers import Trigger
+from millpond.steps.windows.window_step import By, Fires, Panes, WindowStep
 from millpond.timing import Duration
 
 if TYPE_CHECKING:
@@ -27,22 +20,20 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 R = TypeVar("R")
 
-Panes = Literal["accumulate", "discard", "retract"]
-Fires = Literal["this", "all"]
-By = Literal["stream", "key"]
-
-_RUNS: dict[type, Callable[[Step, StepContext], Windows]] = {
-    Hopping: hops,
-    Session: Sessions,
-    Sliding: Slides,
-    Global: Everything,
-    Counting: Counts,
-}
 _FIELDS = ("window_start", "window_end", "pane", "final", "retracted")
 
 
+class WindowOptions(TypedDict):
+    window: Window
+    grace: Duration
+    trigger: Trigger
+    panes: Panes
+    fires: Fires
+    clock: By
+
+
 class WindowedStream(Generic[K, R]):
-    """Rows in windows, made by `KeyedStream.window`: say what to make of them with `aggregate`.
+    """Rows in windows, returned by `KeyedStream.window`. Call `aggregate` to say what to compute over each window.
 
     >>> import millpond as mp
     >>> app = mp.App("shop")
@@ -60,28 +51,31 @@ class WindowedStream(Generic[K, R]):
     """
 
     def __init__(
-        self,
-        stream: KeyedStream[K, R],
-        name: str,
-        options: dict[str, Any],
-        on_error: OnError | None,
-        renamed_from: str | None = None,
+        self, stream: KeyedStream[K, R], name: str, options: WindowOptions, state_options: StateOptions
     ) -> None:
-        self._stream, self._name, self._options, self._on_error = stream, name, options, on_error
-        self._renamed_from = renamed_from
+        self._stream, self._name, self._options, self._state_options = stream, name, options, state_options
         stream._graph.unfinished[name] = "say what its windows are to hold with .aggregate(name=aggregation, …)"
-        self._made: KeyedStream[K, dict[str, Any]] | None = None
+        self._aggregated: KeyedStream[K, dict[str, Any]] | None = None
 
     def aggregate(self, **aggregations: Aggregation) -> KeyedStream[K, dict[str, Any]]:
-        """An output row per pane: the key's fields, `window_start`, `window_end`, `pane`, `final`, and each aggregate.
+        """Return a stream with a row per pane: the key's fields, `window_start`, `window_end`, `pane`, `final`, and the
+        result of each aggregation by its name.
+
+        `pane` counts the panes of a window from 0; `final` is True for the one that comes when the window closes.
 
         >>> import millpond as mp
-        >>> visits = mp.App("a").stream("clicks", mp.sources.rows([]), timestamp="at").key_by("user")
-        >>> lengths = visits.window("visits", mp.session("30m"), grace="1m").aggregate(pages=mp.count())
+        >>> app = mp.App("site")
+        >>> clicks = app.stream("clicks", mp.sources.rows([]), timestamp="at").key_by("user")
+        >>> visits = clicks.window("visits", mp.session(30), grace=mp.NO_GRACE)
+        >>> out = visits.aggregate(pages=mp.count()).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("clicks", [{"user": "ann", "at": 10}, {"user": "ann", "at": 25}, {"user": "ann", "at": 90}])
+        ...     driver.output("out")
+        [{'user': 'ann', 'window_start': 10, 'window_end': 25, 'pane': 0, 'final': True, 'pages': 2}]
         """
         where = f"window({self._name!r}).aggregate"
-        window: Window = self._options["window"]
-        names = self._stream._node.keyed or ()
+        graph, node = self._stream._graph, self._stream._node
+        window, names = self._options["window"], node.keyed or ()
         wrong = [name for name, a in aggregations.items() if not isinstance(a, Aggregation)]
         clash = sorted(set(aggregations) & {*names, *_FIELDS} | {name for name in aggregations if name[:1] == "$"})
         if not aggregations or wrong or clash:
@@ -96,63 +90,30 @@ class WindowedStream(Generic[K, R]):
                 f"{where}: windows of {window!r} are put together from parts, which needs merge=, and {cannot} has "
                 "none; give mp.aggregation a merge=, a function of two accumulators that returns one"
             )
-        retracting = with_retractions(
-            where, self._stream._graph, self._stream._node, aggregations, by_rows=isinstance(window, Counting)
-        )
-        self._stream._graph.unfinished.pop(self._name, None)
-        options = {
+        retracting = with_retractions(where, graph, node, aggregations, by_rows=isinstance(window, Counting))
+        graph.unfinished.pop(self._name, None)
+        step = WindowStep(
             **self._options,
-            "aggregations": retracting or aggregations,
-            "takes_back": retracting is not None,
-            "key_names": names,
-        }
-        self._made = self._stream._step(
-            _RUNS[type(window)],
-            self._name,
-            "window",
-            options,
-            reads=fields_read(options) if isinstance(window, Hopping) else None,
-            on_error=self._on_error,
-            renamed_from=self._renamed_from,
-            holds=_holds(window, self._options["grace"], self._options["clock"]),
-            window=repr(window),
-            grace=str(self._options["grace"]),
-            clock=self._options["clock"],
-            windows=type(window).__name__.lower(),
-            size=_ticks(window.size) if isinstance(window, Sliding) else None,
-            early=bool(self._options["trigger"].causes),
-            keys=list(names),
-            aggregations={name: a.kind for name, a in aggregations.items()},
+            aggregations=retracting or aggregations,
+            takes_back=retracting is not None,
+            key_names=names,
+            **step_settings(graph, node, "window", self._name, self._state_options),
         )
-        return self._made
+        self._aggregated = self._stream._add_step(step)
+        return self._aggregated
 
     @property
     def late(self) -> Stream[dict[str, Any]]:
         """The rows that missed a window, as `{row, key, late_by, missed}`; what they did not miss, they count in."""
-        if self._made is None:
+        if self._aggregated is None:
             raise InvalidUse(
                 f"window({self._name!r}).late: call aggregate(…) first; a row is late for what is made of its window"
             )
-        return self._made._aside()
+        return self._aggregated._side_output()
 
 
-def _ticks(size: Duration) -> int:
-    return size if isinstance(size, int) else size // timedelta(microseconds=1)
-
-
-def _holds(window: Window, grace: Duration, clock: By) -> tuple[Duration, ...] | None:
-    """What a window's output may lag behind its input."""
-    if clock == "key":
-        return None
-    if isinstance(window, Session):
-        return (window.gap, grace)
-    return (grace,) if isinstance(window, TIMED) else ()
-
-
-def window_options(
-    name: str, window: Any, grace: Any, trigger: Any, panes: Any, fires: Any, clock: Any
-) -> dict[str, Any]:
-    """What a window was given, checked: a mistake is told where the program is written."""
+def check_window(name: str, window: Any, grace: Any, trigger: Any, panes: Any, fires: Any, clock: Any) -> WindowOptions:
+    """Check the arguments of a window."""
     where = f"window({name!r})"
     if not isinstance(window, Window):
         raise InvalidUse(f'{where}: expected a window such as mp.tumbling("1m") or mp.session("30m"), got {window!r}')

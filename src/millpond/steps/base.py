@@ -1,10 +1,10 @@
-"""What a step is to the rest: a name that owns state, and a function from rows to rows."""
+"""What a step is given for a batch, what it offers while it runs, and how it builds its outputs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.replica import View
 from millpond.rows.rows import ENDING, Keys, Rows
-from millpond.steps.failure import FAULTS, Failures, OnError, is_needed_again, own_copy
-from millpond.timing import Duration, Time, Times, Unit, as_user
+from millpond.steps.failure import Failures
+from millpond.timing import Time, Times, Unit, as_user
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,28 +91,6 @@ class Running(ABC):
         raise NotImplementedError(f"{type(self).__name__} is not a table")
 
 
-@dataclass(frozen=True)
-class Step:
-    """A stateful operator of a program: what is the same in every batch."""
-
-    name: str
-    kind: str
-    begin: Callable[[Step, StepContext], Running]
-    options: dict[str, Any] = field(default_factory=dict)
-    on_error: OnError = "stop"
-    types: tuple[type, ...] = ()
-    detail: dict[str, Any] = field(default_factory=dict)  # kept in the ledger, to read the state by
-    version: int = 1  # of what it keeps; an older one is migrated
-    migrate: dict[int, Callable[..., Any]] = field(default_factory=dict)  # from a version to the next
-    renamed_from: str | None = None
-    holds: tuple[Duration, ...] | None = ()  # what its output may lag behind its input; None: for ever
-    lazy: bool = False  # whether state is migrated when it is met, and not before the first batch
-    reads: tuple[str, ...] | None = None  # the fields that it looks at where they are columns of numbers; None: all
-
-    def start(self, context: StepContext) -> Running:
-        return self.begin(self, context)
-
-
 class Outputs:
     """The outputs of some rows, each with what travels along from the row that caused it."""
 
@@ -180,27 +158,3 @@ def several(result: Any) -> list[Any]:
             f"expected several rows, as in a list, but the function returned {short(result)}; return [row]"
         )
     return list(result)
-
-
-def each_row(step: Step, context: StepContext, rows: Rows, once: Callable[[int, int, Any], None]) -> None:
-    """Call `once(i, k, row)` for every row i, whose key is the k-th; a row that fails meets the step's policy.
-
-    `once` must change nothing when it raises, so that it can be called again.
-    """
-    keys = rows.keys
-    assert keys is not None
-    # `update` is there to change its row, so it fails half-way more often than others.
-    is_kept = step.kind == "update" or is_needed_again(step.on_error)
-    for i, (k, row) in enumerate(zip(keys.index, rows.objects(), strict=True)):
-        try:
-            once(i, k, own_copy(row) if is_kept else row)
-        except FAULTS as error:
-            context.failures.row(
-                step.on_error,
-                step.name,
-                error,
-                key=keys.objects[k],
-                row=row,
-                order=rows.order[i],
-                again=lambda i=i, k=k, row=row: once(i, k, own_copy(row)),  # type: ignore[misc]
-            )

@@ -27,7 +27,7 @@ from millpond.replica.fill_progress import Filling
 from millpond.replica.host_lock import turn
 from millpond.replica.lmdb_store import Applied, Changes, replicated
 from millpond.steps.base import TableReader
-from millpond.steps.state.lazy_migration import UNMARKED, upgraded
+from millpond.steps.state.lazy_migration import UNMARKED
 from millpond.steps.state.migration import MARK
 from millpond.steps.verbs.table import ROW
 from millpond.storage import Storage
@@ -211,7 +211,7 @@ def laid_over(
 def _newest(program: Program, context: BatchContext, step: str, view: View) -> View:
     """A table in its newest version, where some of it may be older."""
     unmarked = context.event_time.details.get(step, {}).get(UNMARKED)
-    return upgraded(view, program.steps[step], unmarked, program.types)
+    return program.steps[step].upgraded_view(view, unmarked, program.types)
 
 
 def with_tables(

@@ -5,14 +5,31 @@ ticks.join_asof("quoted", quotes, keep="7d", how="left")
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from millpond.codec import decode_key
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import KeyedRowBuilder, Running, Step, StepContext
+from millpond.steps.base import KeyedRowBuilder, Running, StepContext
 from millpond.steps.joins.buffer import Arrivals, Changes, Row, first_cell, kept, last_cell, nothing
+from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.pairs import Pairs
 from millpond.steps.joins.reach import LEFT, RIGHT, newest
-from millpond.timing import Unit, span
+from millpond.timing import Duration, Unit, span
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsofJoinStep(JoinStep):
+    """Each row with the newest row of the other stream at or before its time."""
+
+    kind: ClassVar[str] = "join_asof"
+
+    keep: Duration
+    wait: bool
+
+    def begin(self, context: StepContext) -> Running:
+        return JoinAsof(self, context)
 
 
 class JoinAsof(Running):
@@ -23,9 +40,9 @@ class JoinAsof(Running):
     whether there was one, and the row is late. A right row is late when no left row that is on time can reach it.
     """
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    def __init__(self, step: AsofJoinStep, context: StepContext) -> None:
         self._step, self._context = step, context
-        self._is_left, self._wait = step.options["how"] == "left", step.options["wait"]
+        self._is_left, self._wait = step.how == "left", step.wait
         self._arrivals = Arrivals(step, context)
         self._pairs, self._changes = Pairs(step, context), Changes()
         self._late: list[Row] = []
@@ -38,7 +55,7 @@ class JoinAsof(Running):
         return nothing(self._arrivals.unit)
 
     def _keep(self, unit: Unit) -> int:
-        return span(self._step.options["keep"], unit, f"join_asof({self._step.name!r}, keep)")
+        return span(self._step.keep, unit, f"join_asof({self._step.name!r}, keep)")
 
     def end(self) -> Rows | None:
         unit = self._arrivals.unit

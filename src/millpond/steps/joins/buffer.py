@@ -19,12 +19,12 @@ from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.replica import Entry
 from millpond.rows.rows import Keys, Rows
-from millpond.steps.base import Step, StepContext
+from millpond.steps.base import StepContext
 from millpond.steps.failure import BadInput, own_copy
 from millpond.steps.joins.reach import SIDES
+from millpond.steps.kind import Step
 from millpond.timing import MAX_TICKS, Times, Unit, difference
 
-JOINS = ("join_interval", "join_asof", "join_window")  # the kinds of step that keep rows so
 NEW = -1  # no place yet
 _LETTERS = (b"l:", b"r:")
 _MIDDLE = 1 << 63  # added to a time, so that earlier ones sort first

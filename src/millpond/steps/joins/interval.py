@@ -5,16 +5,50 @@ orders.join_interval("paid", payments, before="0s", after="1h", grace="5m", how=
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar
+
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Running, Step, StepContext
+from millpond.steps.base import Running, StepContext
 from millpond.steps.joins.buffer import Arrivals, Changes, Row, kept, nothing, read
+from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.pairs import Pairs
 from millpond.steps.joins.reach import LEFT, RIGHT, Reach
-from millpond.timing import MAX_TICKS, Unit, span
+from millpond.timing import MAX_TICKS, Duration, Unit, span
 
 # Whose unmatched rows come out: the left's, the right's.
 HOWS = {"inner": (False, False), "left": (True, False), "right": (False, True), "outer": (True, True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalJoinStep(JoinStep):
+    """Pairs of rows of one key whose times are near each other."""
+
+    kind: ClassVar[str] = "join_interval"
+
+    before: Duration
+    after: Duration
+    grace: Duration
+
+    def begin(self, context: StepContext) -> Running:
+        return JoinInterval(self, context)
+
+    @property
+    def watermark_lag(self) -> tuple[Duration, ...]:
+        """A pair is as late as its row at most; an unmatched row comes when no partner can come any more."""
+        waits: dict[str, tuple[Duration, ...]] = {
+            "inner": (),
+            "left": (self.after,),
+            "right": (self.before,),
+            "outer": (max(self.before, self.after, key=_as_seconds),),
+        }
+        return (*waits[self.how], self.grace)
+
+
+def _as_seconds(length: Duration) -> float:
+    return length.total_seconds() if isinstance(length, timedelta) else length
 
 
 class JoinInterval(Running):
@@ -24,9 +58,9 @@ class JoinInterval(Running):
     row of the batch, each once; what leaves is found by the index of what is due.
     """
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    def __init__(self, step: IntervalJoinStep, context: StepContext) -> None:
         self._step, self._context = step, context
-        self._outer = HOWS[step.options["how"]]
+        self._outer = HOWS[step.how]
         self._arrivals = Arrivals(step, context, self._outer)
         self._pairs, self._changes = Pairs(step, context), Changes()
 
@@ -38,8 +72,9 @@ class JoinInterval(Running):
         return nothing(self._arrivals.unit)
 
     def _reach(self, unit: Unit) -> Reach:
-        where, options = f"join_interval({self._step.name!r}", self._step.options
-        return Reach(*(span(options[name], unit, f"{where}, {name})") for name in ("before", "after", "grace")))
+        step, where = self._step, f"join_interval({self._step.name!r}"
+        given = {"before": step.before, "after": step.after, "grace": step.grace}
+        return Reach(**{name: span(value, unit, f"{where}, {name})") for name, value in given.items()})
 
     def end(self) -> Rows | None:
         unit = self._arrivals.unit

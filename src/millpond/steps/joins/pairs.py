@@ -9,9 +9,10 @@ from typing import Any
 
 from millpond.codec import decode_key
 from millpond.rows.rows import ENDING, Rows
-from millpond.steps.base import KeyedRowBuilder, Step, StepContext
+from millpond.steps.base import KeyedRowBuilder, StepContext
 from millpond.steps.failure import FAULTS, own_copy
 from millpond.steps.joins.buffer import Row
+from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.merge import merged
 from millpond.timing import Unit
 
@@ -26,9 +27,9 @@ class Pairs:
     does not depend on what merge does.
     """
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    def __init__(self, step: JoinStep, context: StepContext) -> None:
         self._step, self._context = step, context
-        self._merge = step.options["merge"] or merged
+        self._merge = step.merge or merged
         self._found: list[Found] = []
 
     def add(self, left: Row | None, right: Row | None, place: int) -> None:

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Running, Step, StepContext
+from millpond.steps.base import Running, StepContext
 from millpond.steps.joins.buffer import Arrivals, Changes, Row, kept, nothing, read
 from millpond.steps.joins.interval import HOWS
+from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.pairs import Pairs
 from millpond.steps.joins.reach import LEFT, RIGHT, SIDES
 from millpond.steps.windows.assigner import closing, starts_of
 from millpond.steps.windows.cell_names import extent_of, window_cell
-from millpond.timing import MAX_TICKS, Unit, as_user, span
+from millpond.steps.windows.definitions import Hopping
+from millpond.timing import MAX_TICKS, Duration, Unit, as_user, span
 
 Extent = tuple[int, int]  # [start, end)
 
@@ -59,15 +61,32 @@ class Panes:
         return found[closed:], found[:closed]
 
 
+@dataclass(frozen=True, kw_only=True)
+class WindowJoinStep(JoinStep):
+    """Pairs of rows of one key that are in the same window."""
+
+    kind: ClassVar[str] = "join_window"
+
+    window: Hopping
+    grace: Duration
+
+    def begin(self, context: StepContext) -> Running:
+        return JoinWindow(self, context)
+
+    @property
+    def watermark_lag(self) -> tuple[Duration, ...]:
+        return (self.window.size, self.grace)
+
+
 class JoinWindow(Running):
     """Rows are kept, once, until the last of their windows has closed. What pairs there are is seen when one closes.
 
     A row that comes too late for some of its windows counts in the others, and is put aside with those it missed.
     """
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    def __init__(self, step: WindowJoinStep, context: StepContext) -> None:
         self._step, self._context = step, context
-        self._outer = HOWS[step.options["how"]]
+        self._outer = HOWS[step.how]
         self._arrivals = Arrivals(step, context)
         self._pairs, self._changes = Pairs(step, context), Changes()
 
@@ -96,9 +115,9 @@ class JoinWindow(Running):
         return rows if len(good) == len(rows) else rows.pick(good)
 
     def _panes(self, unit: Unit) -> Panes:
-        where, window = f"join_window({self._step.name!r}", self._step.options["window"]
+        where, window = f"join_window({self._step.name!r}", self._step.window
         lengths = {"size": window.size, "every": window.every, "offset": window.offset}
-        given = {**lengths, "grace": self._step.options["grace"]}
+        given = {**lengths, "grace": self._step.grace}
         return Panes(**{name: span(value, unit, f"{where}, {name})") for name, value in given.items()})
 
     def end(self) -> Rows | None:

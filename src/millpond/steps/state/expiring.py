@@ -1,4 +1,4 @@
-"""Cells that may be over: what the `State` handle reads and writes where entries live for a while only.
+"""NamedCells that may be over: what the `State` handle reads and writes where entries live for a while only.
 
 An entry is a value, a list as a whole, or an element of a map. When it is over it is not there any more
 for whoever reads, and `expire` takes it out of storage, found by the index of its time.
@@ -17,25 +17,65 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from millpond.errors import InvalidUse
 from millpond.replica import Entry
-from millpond.steps.base import Step, StepContext
-from millpond.steps.state.named import Cells
+from millpond.steps.base import StepContext
+from millpond.steps.kind import Step
+from millpond.steps.state.named import NamedCells
 from millpond.steps.state.single import ABSENT, DROPPED, is_absent
-from millpond.steps.state.ttl import TTL, Now, Times
-from millpond.timing import span
+from millpond.steps.state.ttl import TTL, Times
+from millpond.timing import Unit, span
 
 _NEVER: Times = (None, None)
-MORTAL = ("stateful_map", "apply", "flat_apply", "update", "stateful_filter", "aggregate", "process", "deduplicate")
 TIMERS = (b"t:", b"c:")  # cells that are no state, but timers
 
 
-class Entries(Cells):
+class Now:
+    """The time that the row, or the timer, at hand has, for what lives on and for what is over."""
+
+    def __init__(self, context: StepContext, step: str) -> None:
+        self._context, self._step = context, step
+        self.time: int | None = None  # its own
+        self.event = context.time.start_watermark  # as far as event time has come for it
+        self.wall = context.time.wall
+        self.unit: Unit | None = context.time.unit
+
+    def move(self, time: int | None, unit: Unit | None) -> None:
+        """Go on to another row, of that event time if it has one."""
+        began = self._context.time.start_watermark
+        self.time = time
+        self.event = began if time is None else time if began is None or time > began else began
+        self.unit = unit or self._context.time.unit
+
+    def over(self, times: Times) -> bool:
+        """Whether an entry with such times has ceased to be."""
+        due, wall = times
+        return (due is not None and self.event is not None and due <= self.event) or (
+            wall is not None and wall <= self.wall
+        )
+
+    def fresh(self, ttl: TTL) -> Times:
+        """When an entry is over that is refreshed now."""
+        if ttl.clock == "processing" or (ttl.clock is None and self.time is None):
+            return None, self.wall + self._span(ttl, "instant")
+        if self.time is None or self.event is None or self.unit is None:
+            raise InvalidUse(
+                f'step {self._step!r}: ttl with clock="event" needs rows with an event time, and this one has none; '
+                'give the stream timestamp=…, or say clock="processing"'
+            )
+        return self.event + self._span(ttl, self.unit), None
+
+    def _span(self, ttl: TTL, unit: Unit) -> int:
+        return span(ttl.after, unit, f"step {self._step!r}, ttl")
+
+
+class ExpiringCells(NamedCells):
     """The cells of a step, as they are at the time of the row at hand."""
 
     def __init__(self, step: Step, context: StepContext) -> None:
         super().__init__(step.name, context.view, context.codec)
         self._context = context
-        self._ttl: TTL | None = step.options.get("ttl")
+        self._ttl = step.state.ttl
         self._reads = self._ttl is not None and self._ttl.refresh == "read"
         self.now = Now(context, step.name)
         before, after = (context.previous_detail or {}).get("ttl"), step.detail.get("ttl")

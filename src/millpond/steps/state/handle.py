@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping
-from functools import lru_cache
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from millpond.codec import Codec, decode_key, encode_key
 from millpond.errors import InvalidUse
-from millpond.steps.state.expiring import Entries
+from millpond.steps.state.expiring import ExpiringCells
+from millpond.steps.state.named import cell_of
 from millpond.steps.state.single import is_absent
 from millpond.steps.state.ttl import checked_ttl
 from millpond.timing import Time
@@ -37,7 +37,7 @@ class State:
 
     __slots__ = ("_cells", "_kinds", "key", "time", "watermark")
 
-    def __init__(self, cells: Entries) -> None:
+    def __init__(self, cells: ExpiringCells) -> None:
         self._cells = cells
         self._kinds: dict[str, str] = {}
         self.key: Any = None
@@ -130,7 +130,7 @@ class StateList:
 
     __slots__ = ("_cell", "_cells")
 
-    def __init__(self, cells: Entries, cell: bytes) -> None:
+    def __init__(self, cells: ExpiringCells, cell: bytes) -> None:
         self._cells, self._cell = cells, cell
 
     def _bounds(self) -> tuple[int, int]:
@@ -224,7 +224,7 @@ class StateMap(MutableMapping[Any, Any]):
 
     __slots__ = ("_cell", "_cells")
 
-    def __init__(self, cells: Entries, cell: bytes) -> None:
+    def __init__(self, cells: ExpiringCells, cell: bytes) -> None:
         self._cells, self._cell = cells, cell + b":"
 
     def __getitem__(self, key: Any) -> Any:
@@ -253,19 +253,7 @@ class StateMap(MutableMapping[Any, Any]):
         return f"StateMap({dict(self)!r})"
 
 
-@lru_cache(4096)
-def cell_of(kind: str, name: str) -> bytes:
-    """The cell that holds a name: its kind and the name, readable, without a colon of its own."""
-    return f"{kind}:{quote(name, safe=_READABLE)}".encode()
-
-
-def name_of(cell: bytes) -> str:
-    """The name that a cell holds."""
-    return unquote(cell.decode().split(":")[1])
-
-
 _SHOWN = ("v", "l", "m")
-_READABLE = " !#$&'()+,/;=?@[]^`{|}~"
 
 
 def assemble(cells: Iterable[tuple[bytes, bytes]], codec: Codec) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A step over state of several versions: what it reads is of the newest, and what it met is written so.
+"""Lazy migration: a step over state of several versions reads and writes only the newest.
 
-The step itself knows nothing of it. It is given a view that shows every key as a migration of all state would have
-left it, and what it has changed is laid over that.
+The step itself does not know. It gets a view that shows every key as if all state had been migrated; the changes that
+it makes are then completed by those of the migration.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from itertools import groupby
 from millpond.log.segment import Change
 from millpond.replica import Entry, View
 from millpond.rows.rows import Rows
-from millpond.steps.base import Running, Step, StepContext
-from millpond.steps.state.migration import MARK, SINGLE, Migration
+from millpond.steps.base import Running, StepContext
+from millpond.steps.state.migration import MARK, Migration
 
-Begin = Callable[[Step, StepContext], Running]
-UNMARKED = "unmarked"  # what a batch is told of a step: the version of state that has no mark
+Begin = Callable[[StepContext], Running]
+UNMARKED = "unmarked"  # in the detail that a batch gets of a step: the version of state that has no mark
 
 
 class UpgradedView:
@@ -33,10 +33,10 @@ class UpgradedView:
         """Migrate these keys, where that is needed: many at a price below that of one by one."""
         fresh = [key for key in keys if key not in self._met]
         marks = self._view.get_cells(self._step, fresh, [MARK] * len(fresh))
-        is_single = self._migration.kind in SINGLE
+        is_single = self._migration.is_single_value
         values = self._view.get_many(self._step, fresh) if is_single else [b""] * len(fresh)
         for key, mark, value in zip(fresh, marks, values, strict=True):
-            if self._migration.of(mark) == self._migration.version:
+            if self._migration.version_of(mark) == self._migration.version:
                 self._newest.add(key)
                 self._met[key] = None
             elif value is None:
@@ -49,7 +49,7 @@ class UpgradedView:
         if key in self._met:
             return self._met[key]
         mark = next((entry.value for entry in stored if entry.cell == MARK), None)
-        if self._migration.of(mark) == self._migration.version:
+        if self._migration.version_of(mark) == self._migration.version:
             self._newest.add(key)
             self._met[key] = None
         elif all(entry.cell == MARK for entry in stored):
@@ -156,15 +156,15 @@ class UpgradedView:
         return sorted(made, key=lambda change: change.cell)
 
 
-class Upgrading(Running):
+class RunningOverOldState(Running):
     """A step at work on state that is migrated lazily."""
 
-    def __init__(self, begin: Begin, step: Step, context: StepContext, view: UpgradedView) -> None:
-        self._view, self._inner = view, begin(step, replace(context, view=view))
+    def __init__(self, view: UpgradedView, begin: Begin, context: StepContext) -> None:
+        self._view, self._inner = view, begin(replace(context, view=view))
 
     def run(self, rows: Rows, side: int = 0) -> Rows | Iterator[Rows]:
         assert rows.keys is not None
-        self._view.meet(rows.keys.encoded)  # what cannot be migrated ends the batch: it is no fault of a row's
+        self._view.meet(rows.keys.encoded)  # here, not under a row's on_error: a failed migration ends the batch
         return self._inner.run(rows, side)
 
     def read_rows(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -176,16 +176,5 @@ class Upgrading(Running):
     def changes(self) -> list[Change]:
         return self._view.changes(self._inner.changes())
 
-
-def upgraded(view: View, step: Step, oldest: int | None, types: tuple[type, ...]) -> View:
-    """A view of the newest version of a step's state, where some may be older."""
-    if oldest is None or not step.lazy:
-        return view
-    migration = Migration(step.name, step.kind, step.migrate, oldest, step.version, types)
-    return UpgradedView(view, step.name, migration)
-
-
-def begin_lazily(begin: Begin, step: Step, context: StepContext) -> Running:
-    """A step at work: through an `UpgradedView` only where state of an older version may be."""
-    view = upgraded(context.view, step, (context.previous_detail or {}).get(UNMARKED), context.codec.types)
-    return Upgrading(begin, step, context, view) if isinstance(view, UpgradedView) else begin(step, context)
+    def take_side_rows(self) -> list[Rows]:
+        return self._inner.take_side_rows()

@@ -1,41 +1,40 @@
-"""Migrations: the user's functions over state of older versions, all of it at once or a key when it is met.
+"""Migrations: the user's functions over state of older versions, run on all of it at once or key by key.
 
-State that is migrated lazily lies side by side in several versions. A key whose state was written since has a cell
-beside it that says in which version:
+State that is migrated lazily is stored in several versions side by side. A key whose state was written since the
+version changed has one more cell:
 
-    ~   the version of the key's state; where it is missing, the record says from which version the state is
+    ~   the version of the key's state; where it is missing, the record says which version the state has
 """
 
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from millpond.codec import Codec, decode_key, encode_key
 from millpond.codec.refusal import short
 from millpond.errors import Incompatible, InvalidUse
 from millpond.log.segment import Change
 from millpond.steps.failure import FAULTS
-from millpond.steps.state.handle import cell_of, name_of
+from millpond.steps.state.named import cell_of, name_of
 
 MARK = b"~"
-SINGLE = ("stateful_map", "table")  # steps that keep one value per key
-LAZY = (*SINGLE, "apply", "flat_apply", "update", "stateful_filter", "process")
 
 
 class Lazily(dict[int, Callable[..., Any]]):
-    """Migrations that are run on a key's state when it is met, and not before the first batch."""
+    """Migrations that run on a key's state when it is next needed, not before the first batch."""
 
 
 def lazily(migrate: Mapping[int, Callable[..., Any]]) -> Lazily:
     """A `migrate=` that rewrites nothing at the start: a key's state is migrated when it is next needed.
 
-    The first row, timer or expiry that meets a key of an older version migrates its state, which is stored in the new
-    version with that batch. Who only reads it (`app.state`, a `lookup`) is given the migrated value. Functions of the
-    value alone may be run so: other keys belong to other partitions, so they need a migration of all state at once.
+    The first row, timer or expiry of a key with an older version migrates its state, and that batch stores it in the
+    new version. Readers (`app.state`, a `lookup`) get the migrated value. The functions must take the value alone: a
+    function of key and value may move state to another partition, which is possible only for all state at once.
 
     >>> import millpond as mp
     >>> app = mp.App("orders")
@@ -61,11 +60,12 @@ def lazily(migrate: Mapping[int, Callable[..., Any]]) -> Lazily:
 
 
 @dataclass(frozen=True)
-class Migration:
+class Migration(ABC):
     """The user's functions over the cells of one key."""
 
+    is_single_value: ClassVar[bool]  # a key has one value, in the cell ""
+
     step: str
-    kind: str
     functions: Mapping[int, Callable[..., Any]]
     oldest: int  # the version of state that has no mark
     version: int  # the one that it is brought to
@@ -78,47 +78,21 @@ class Migration:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_codec"}
 
-    def of(self, mark: bytes | None) -> int:
-        """The version of a key's state, by its mark."""
+    def version_of(self, mark: bytes | None) -> int:
+        """Return the version of a key's state, given the value of its mark."""
         return self.oldest if mark is None else int(mark)
 
     def __call__(self, cells: list[Change]) -> list[Change]:
-        """The cells that take the place of those of a key; no mark is among them."""
-        version = self.of(next((cell.value for cell in cells if cell.cell == MARK), None))
+        """Return the cells that replace those of a key; no mark is among them."""
+        version = self.version_of(next((cell.value for cell in cells if cell.cell == MARK), None))
         cells = [cell for cell in cells if cell.cell != MARK]
-        if not cells or version >= self.version:
-            return cells
-        return self._single(cells, version) if self.kind in SINGLE else self._named(cells, version)
+        return cells if not cells or version >= self.version else self._migrate(cells, version)
 
-    def _single(self, cells: list[Change], version: int) -> list[Change]:
-        key = decode_key(cells[0].key)
-        found = [cell for cell in cells if not cell.cell]
-        if found:
-            key, value = self._run(key, self._codec.decode(found[0].value or b"null"), version)
-            if value is None:
-                return []
-            found = [found[0]._replace(value=self._codec.encode(value))]
-        beside = [cell for cell in cells if cell.cell]  # the time of a table's row
-        return [cell._replace(key=encode_key(key)) for cell in found + beside]
-
-    def _named(self, cells: list[Change], version: int) -> list[Change]:
-        named = {
-            name_of(cell.cell): self._codec.decode(cell.value or b"null")
-            for cell in cells
-            if cell.cell.startswith(b"v:")
-        }
-        key, changed = self._run(decode_key(cells[0].key), named, version)
-        encoded = encode_key(key)
-        if changed is None:
-            return []
-        kept = [cell._replace(key=encoded) for cell in cells if not cell.cell.startswith(b"v:")]
-        times = {cell.cell: (cell.due, cell.wall) for cell in cells}
-        for name, value in changed.items():
-            place = cell_of("v", name)
-            kept.append(Change(encoded, place, self._codec.encode(value), *times.get(place, (None, None))))
-        return kept
+    @abstractmethod
+    def _migrate(self, cells: list[Change], version: int) -> list[Change]: ...
 
     def _run(self, key: Any, value: Any, version: int) -> tuple[Any, Any]:
+        """Call the user's functions one after the other; a value of None ends that, and drops the key's state."""
         for number in range(version, self.version):
             function = self.functions[number]
             try:
@@ -136,6 +110,47 @@ class Migration:
         return key, value
 
 
+class SingleValueMigration(Migration):
+    """For steps that keep one value per key: the functions get and return that value."""
+
+    is_single_value = True
+
+    def _migrate(self, cells: list[Change], version: int) -> list[Change]:
+        key = decode_key(cells[0].key)
+        found = [cell for cell in cells if not cell.cell]
+        if found:
+            key, value = self._run(key, self._codec.decode(found[0].value or b"null"), version)
+            if value is None:
+                return []
+            found = [found[0]._replace(value=self._codec.encode(value))]
+        beside = [cell for cell in cells if cell.cell]  # the time of a table's row
+        return [cell._replace(key=encode_key(key)) for cell in found + beside]
+
+
+class NamedValuesMigration(Migration):
+    """For steps with a `State` handle: the functions get and return the named values as a dict; lists, maps and
+    timers stay as they are."""
+
+    is_single_value = False
+
+    def _migrate(self, cells: list[Change], version: int) -> list[Change]:
+        named = {
+            name_of(cell.cell): self._codec.decode(cell.value or b"null")
+            for cell in cells
+            if cell.cell.startswith(b"v:")
+        }
+        key, changed = self._run(decode_key(cells[0].key), named, version)
+        encoded = encode_key(key)
+        if changed is None:
+            return []
+        migrated = [cell._replace(key=encoded) for cell in cells if not cell.cell.startswith(b"v:")]
+        times = {cell.cell: (cell.due, cell.wall) for cell in cells}
+        for name, value in changed.items():
+            place = cell_of("v", name)
+            migrated.append(Change(encoded, place, self._codec.encode(value), *times.get(place, (None, None))))
+        return migrated
+
+
 def _pair(result: Any) -> tuple[Any, Any]:
     if result.__class__ is tuple and len(result) == 2:
         return result
@@ -143,7 +158,7 @@ def _pair(result: Any) -> tuple[Any, Any]:
 
 
 def takes_key(function: Callable[..., Any]) -> bool:
-    """Whether a migration is of a key and its value, and not of the value alone."""
+    """Whether a migration takes a key and its value, not the value alone."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

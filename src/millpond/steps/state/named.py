@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
+from urllib.parse import quote, unquote
 
 from millpond.codec import Codec, Unreadable, decode_key
 from millpond.errors import Incompatible
 from millpond.log.segment import Change
 from millpond.replica import Entry, View
 from millpond.steps.failure import unreadable
-from millpond.steps.state.single import ABSENT, DROPPED, Packed, is_absent, is_easy
+from millpond.steps.state.single import ABSENT, DROPPED, Packed, is_absent, is_surely_encodable
 
 Times = tuple[int | None, int | None]  # an event time and a time of the clock, where a cell has them
 
 _NEVER: Times = (None, None)
+_READABLE = " !#$&'()+,/;=?@[]^`{|}~"  # what stays as it is in the name of a cell
 
 
-class Cells:
+class NamedCells:
     """What the `State` handle reads and writes.
 
     Writes of one row are pending until `keep`; `undo` forgets them.
@@ -76,7 +79,7 @@ class Cells:
 
     def write(self, cell: bytes, value: Any, due: int | None = None, wall: int | None = None) -> None:
         """Set a cell, and when something is to happen to it."""
-        self._pending[cell] = value if is_easy(value) else Packed(self.codec.encode(value))
+        self._pending[cell] = value if is_surely_encodable(value) else Packed(self.codec.encode(value))
         self._pending_times[cell] = (due, wall)
         if due is not None or wall is not None:
             self._is_timed = True
@@ -169,7 +172,7 @@ class Cells:
 class _Due:
     """What is due by one of the two clocks: what was committed, with what this batch has changed laid over it."""
 
-    def __init__(self, cells: Cells, wall: bool, beginning: bytes) -> None:
+    def __init__(self, cells: NamedCells, wall: bool, beginning: bytes) -> None:
         self._cells, self._wall, self._beginning = cells, wall, beginning
         self._own: list[tuple[int, bytes, bytes]] = []  # a heap; an entry whose cell has changed since is passed over
         self._committed: Iterator[tuple[int, bytes, bytes]] | None = None
@@ -214,3 +217,14 @@ class _Due:
 def _encoded(value: Any, encode: Any) -> bytes:
     data: bytes = value.data if value.__class__ is Packed else encode(value)
     return data
+
+
+@lru_cache(4096)
+def cell_of(kind: str, name: str) -> bytes:
+    """The cell that holds a name: its kind and the name, readable, without a colon of its own."""
+    return f"{kind}:{quote(name, safe=_READABLE)}".encode()
+
+
+def name_of(cell: bytes) -> str:
+    """The name that a cell holds."""
+    return unquote(cell.decode().split(":")[1])

@@ -38,13 +38,13 @@ _SPECIAL = frozenset({Packed, _Absent})
 
 
 # Immutable, and sure to be encoded later; text may hold a lone surrogate, and a time a zone of its own making.
-EASY = IMMUTABLE - {type(None), str, datetime, time}
+SURELY_ENCODABLE = IMMUTABLE - {type(None), str, datetime, time}
 
 
 _NOT_SIMPLE = frozenset(b'{["n')  # how a container or a text begins, which is decoded when it is asked for
 
 
-class Values:
+class SingleValues:
     """One value per key: what `stateful_map` and its like keep."""
 
     def __init__(self, step: str, view: View, codec: Codec) -> None:
@@ -99,7 +99,7 @@ class Values:
 
     def pack(self, value: Any, old: Any) -> Any:
         """A value as it is held; the old one if nothing has changed."""
-        if is_easy(value):
+        if is_surely_encodable(value):
             return value
         data = self._codec.encode(value)
         return old if old.__class__ is Packed and old.data == data else Packed(data)
@@ -130,9 +130,9 @@ def all_changes(keys: Sequence[bytes], values: Sequence[bytes | None]) -> list[C
 make_change = partial(tuple.__new__, Change)
 
 
-def is_easy(value: Any) -> bool:
+def is_surely_encodable(value: Any) -> bool:
     """Whether a value may be held as it is. What cannot be encoded must fail here, with the row that made it."""
-    return value.__class__ in EASY or (value.__class__ is str and value.isascii())
+    return value.__class__ in SURELY_ENCODABLE or (value.__class__ is str and value.isascii())
 
 
 def is_absent(value: Any) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 
 from millpond.errors import InvalidUse
 from millpond.steps.base import StepContext
-from millpond.steps.state.expiring import Entries
-from millpond.steps.state.handle import cell_of, name_of
+from millpond.steps.state.expiring import ExpiringCells
+from millpond.steps.state.named import cell_of, name_of
 from millpond.steps.state.single import is_absent
 from millpond.timing import Time, Unit, as_time, as_user, duration, span, ticks, unit_of
 
@@ -55,7 +55,7 @@ class Timers:
 
     __slots__ = ("_answered", "_cells", "_context", "_step")
 
-    def __init__(self, cells: Entries, context: StepContext, step: str, answered: bool) -> None:
+    def __init__(self, cells: ExpiringCells, context: StepContext, step: str, answered: bool) -> None:
         self._cells, self._context, self._step, self._answered = cells, context, step, answered
 
     def set(self, name: str, at: Any = None, after: Any = None, payload: Any = None) -> None:
@@ -150,7 +150,7 @@ def _ticks(at: Any, unit: Unit, where: str) -> int:
     return found
 
 
-def held(cells: Entries, cell: bytes) -> Timer | None:
+def held(cells: ExpiringCells, cell: bytes) -> Timer | None:
     """The timer that a cell of the key at hand stands for."""
     found = cells.value(cell)
     return None if is_absent(found) else Timer(name_of(cell), found["at"], found["payload"])

@@ -5,35 +5,58 @@ orders.key_by("customer").aggregate("spend", n=mp.count(), spent=mp.sum("amount"
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from millpond.aggregations import Aggregation, result_of
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Running, Step, StepContext, each_row
-from millpond.steps.state.expiring import Entries
-from millpond.steps.state.single import Packed, Values, is_absent
-from millpond.steps.state.ttl import is_mortal
+from millpond.steps.base import Outputs, Running, StepContext
+from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
+from millpond.steps.state.expiring import ExpiringCells, is_state
+from millpond.steps.state.single import Packed, SingleValues, is_absent
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregateStep(Step):
+    """One value per key: the accumulators by name, each with the kind of its aggregation.
+
+    An aggregation that is new, or of another kind than the one that stored the accumulator, starts from its initial
+    value and leaves the others alone.
+    """
+
+    kind: ClassVar[str] = "aggregate"
+    can_expire = True
+    emits_own_rows = True
+
+    aggregations: dict[str, Aggregation]
+    key_names: tuple[str, ...]
+
+    def begin(self, context: StepContext) -> Running:
+        return Aggregate(self, context)
+
+    @classmethod
+    def is_shown(cls, cell: bytes) -> bool:
+        return is_state(cell)
+
+    @classmethod
+    def show(cls, stored: StoredKey, step: Self | None) -> dict[str, Any]:
+        accumulators = stored.codec.decode(stored.cells[0][1])
+        return results(accumulators, {} if step is None else step.aggregations)
 
 
 class Aggregate(Running):
-    """One value per key: the accumulators by name, each beside the kind that it belongs to.
+    """The step at work."""
 
-    An aggregation that is new, or of another kind than the one that kept the accumulator, begins anew and
-    leaves the others alone.
-    """
-
-    def __init__(self, step: Step, context: StepContext) -> None:
+    def __init__(self, step: AggregateStep, context: StepContext) -> None:
         self._step, self._context = step, context
-        self._aggregations: dict[str, Aggregation] = step.options["aggregations"]
-        self._names: tuple[str, ...] = step.options["key_names"]
-        self._cells = Entries(step, context) if is_mortal(step, context) else None
-        self._values = Values(step.name, context.view, context.codec)
+        self._cells = ExpiringCells(step, context) if is_expiring(step, context) else None
+        self._values = SingleValues(step.name, context.view, context.codec)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
-        return self._run_lasting(rows) if self._cells is None else self._run_mortal(rows, self._cells)
+        return self._run_plain(rows) if self._cells is None else self._run_expiring(rows, self._cells)
 
-    def _run_lasting(self, rows: Rows) -> Rows:
+    def _run_plain(self, rows: Rows) -> Rows:
         keys = rows.keys
         assert keys is not None
         before = self._values.load(keys.encoded)
@@ -42,45 +65,45 @@ class Aggregate(Running):
 
         def once(i: int, k: int, row: Any) -> None:
             old = states[k]
-            kept = self._context.codec.decode(old.data) if old.__class__ is Packed else {}
-            output = self._update(kept, keys.objects[k], row, None if rows.times is None else rows.times[i])
-            states[k] = self._values.pack(kept, old)
+            accumulators = self._context.codec.decode(old.data) if old.__class__ is Packed else {}
+            output = self._update(accumulators, keys.objects[k], row, None if rows.times is None else rows.times[i])
+            states[k] = self._values.pack(accumulators, old)
             found.add(i, output)
 
-        each_row(self._step, self._context, rows, once)
+        call_for_rows(self._step, self._context, rows, once)
         self._values.save(keys.encoded, before, states)
         return found.rows()
 
-    def _run_mortal(self, rows: Rows, cells: Entries) -> Rows:
+    def _run_expiring(self, rows: Rows, cells: ExpiringCells) -> Rows:
         found, keys, times = Outputs(rows), rows.keys, rows.times
         assert keys is not None
 
         def once(i: int, k: int, row: Any) -> None:
             cells.turn_to(keys.encoded[k])
             cells.now.move(*((None, None) if times is None else (int(times.values[i]), times.unit)))
-            kept = cells.value(b"")
-            kept = {} if is_absent(kept) else kept
+            accumulators = cells.value(b"")
+            accumulators = {} if is_absent(accumulators) else accumulators
             try:
-                output = self._update(kept, keys.objects[k], row, None if times is None else times[i])
-                cells.put(b"", kept)
+                output = self._update(accumulators, keys.objects[k], row, None if times is None else times[i])
+                cells.put(b"", accumulators)
             except BaseException:
                 cells.undo()
                 raise
             cells.keep()
             found.add(i, output)
 
-        each_row(self._step, self._context, rows, once)
+        call_for_rows(self._step, self._context, rows, once)
         return found.rows()
 
-    def _update(self, kept: dict[str, Any], key: Any, row: Any, time: Any) -> dict[str, Any]:
-        """One more row in the accumulators, and the output that is due to it."""
-        output = key_fields(self._names, key)
-        for name, a in self._aggregations.items():
-            kind, accumulator = kept.get(name, (None, None))
+    def _update(self, accumulators: dict[str, Any], key: Any, row: Any, time: Any) -> dict[str, Any]:
+        """Add a row to the accumulators, and return the output for it."""
+        output = key_fields(self._step.key_names, key)
+        for name, a in self._step.aggregations.items():
+            kind, accumulator = accumulators.get(name, (None, None))
             if kind != a.kind:
                 accumulator = a.initial()
             accumulator = a.update(accumulator, row, time)
-            kept[name] = [a.kind, accumulator]
+            accumulators[name] = [a.kind, accumulator]
             output[name] = a.result(accumulator)
         return output
 
@@ -93,15 +116,15 @@ class Aggregate(Running):
 
 
 def key_fields(names: tuple[str, ...], key: Any) -> dict[str, Any]:
-    """A key as the fields of an output row."""
+    """Return a key as the fields of an output row."""
     return dict(zip(names, key, strict=True)) if len(names) > 1 else {names[0]: key}
 
 
-def results(kept: dict[str, Any], aggregations: dict[str, Aggregation]) -> dict[str, Any]:
-    """What the accumulators of one key come to, with the program's aggregations or without them."""
+def results(accumulators: dict[str, Any], aggregations: dict[str, Aggregation]) -> dict[str, Any]:
+    """Return the results of one key's accumulators, with the program's aggregations or without them."""
     return {
         name: aggregations[name].result(acc)
         if name in aggregations and aggregations[name].kind == kind
         else result_of(kind, acc)
-        for name, (kind, acc) in kept.items()
+        for name, (kind, acc) in accumulators.items()
     }

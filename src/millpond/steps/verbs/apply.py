@@ -11,54 +11,90 @@ orders.key_by("customer").apply("newcomers", first_time)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
+from millpond.codec.shapes import annotated
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Running, Step, StepContext, each_row, several
-from millpond.steps.state.expiring import Entries
-from millpond.steps.state.handle import State
-
-Emit = Callable[[Any, Any], Iterable[Any]]  # what the function returned, and the row, to outputs
-
-
-def _one(result: Any, row: Any) -> Iterable[Any]:
-    return () if result is None else (result,)
+from millpond.steps.base import Outputs, Running, StepContext, several
+from millpond.steps.kind import Step, StoredKey, call_for_rows
+from millpond.steps.state.expiring import ExpiringCells, is_state
+from millpond.steps.state.handle import State, assemble
+from millpond.steps.state.migration import NamedValuesMigration
 
 
-def _several(result: Any, row: Any) -> Iterable[Any]:
-    return () if result is None else several(result)
+@dataclass(frozen=True, kw_only=True)
+class ApplyStep(Step):
+    """`f(row, state)` returns one output, or None for none."""
+
+    kind: ClassVar[str] = "apply"
+    layout: ClassVar[str | None] = "apply"
+    can_expire = True
+    migration = NamedValuesMigration
+
+    f: Callable[[Any, State], Any]
+
+    def begin(self, context: StepContext) -> Running:
+        return Apply(self, context)
+
+    def outputs(self, result: Any, row: Any) -> Iterable[Any]:
+        """Return the outputs for a row, given what the function returned."""
+        return () if result is None else (result,)
+
+    def state_types(self) -> list[Any]:
+        return [*self.state.types, *annotated(self.f)]
+
+    @classmethod
+    def is_shown(cls, cell: bytes) -> bool:
+        return is_state(cell)
+
+    @classmethod
+    def show(cls, stored: StoredKey, step: Self | None) -> dict[str, Any]:
+        return assemble(stored.cells, stored.codec)
 
 
-def _changed(result: Any, row: Any) -> Iterable[Any]:
-    return (row,)
+class FlatApplyStep(ApplyStep):
+    """`f(row, state)` returns any number of outputs."""
+
+    kind = "flat_apply"
+
+    def outputs(self, result: Any, row: Any) -> Iterable[Any]:
+        return () if result is None else several(result)
 
 
-def _kept(result: Any, row: Any) -> Iterable[Any]:
-    return (row,) if result else ()
+class UpdateStep(ApplyStep):
+    """`f(row, state)` changes the row in place, which is then the output."""
+
+    kind = "update"
+    changes_rows = True
+
+    def outputs(self, result: Any, row: Any) -> Iterable[Any]:
+        return (row,)
 
 
-EMITS: dict[str, Emit] = {
-    "apply": _one,
-    "flat_apply": _several,
-    "update": _changed,
-    "stateful_filter": _kept,
-}
+class StatefulFilterStep(ApplyStep):
+    """`f(row, state)` says whether the row is an output."""
+
+    kind = "stateful_filter"
+
+    def outputs(self, result: Any, row: Any) -> Iterable[Any]:
+        return (row,) if result else ()
 
 
 class Apply(Running):
-    """Named state per key. A row whose function raises has written nothing, and is as it was."""
+    """The step at work. A row whose function raises has written nothing to the state."""
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    def __init__(self, step: ApplyStep, context: StepContext) -> None:
         self._step, self._context = step, context
-        self._f, self._emit = step.options["f"], EMITS[step.kind]
-        self._cells = Entries(step, context)
+        self._cells = ExpiringCells(step, context)
         self._state = State(self._cells)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
         found, keys = Outputs(rows), rows.keys
         assert keys is not None
         cells, state = self._cells, self._state
+        f, to_outputs = self._step.f, self._step.outputs
         state.watermark = self._context.time.shown_watermark
         times = rows.times
         ticks, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
@@ -69,14 +105,14 @@ class Apply(Running):
             state.time = None if times is None else times[i]
             cells.now.move(None if ticks is None else ticks[i], unit)
             try:
-                outputs = self._emit(self._f(row, state), row)
+                outputs = to_outputs(f(row, state), row)
             except BaseException:
                 cells.undo()
                 raise
             cells.keep()
             found.add_all(i, outputs)
 
-        each_row(self._step, self._context, rows, once)
+        call_for_rows(self._step, self._context, rows, once)
         return found.rows()
 
     def end(self) -> None:

@@ -5,34 +5,67 @@ payments.key_by("card").deduplicate("once", by="payment_id", within="1d")
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from millpond.clock import as_datetime
 from millpond.codec import encode_key
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Running, Step, StepContext, each_row
-from millpond.steps.state.expiring import Entries
-from millpond.steps.state.handle import cell_of
+from millpond.steps.base import Outputs, Running, StepContext
+from millpond.steps.kind import Step, StoredKey, call_for_rows
+from millpond.steps.state.expiring import ExpiringCells, is_state
+from millpond.steps.state.handle import assemble
+from millpond.steps.state.named import cell_of
 from millpond.steps.state.single import is_absent
-from millpond.steps.state.ttl import TTL, Times
-from millpond.timing import Time, as_time, span, ticks, unit_of
+from millpond.steps.state.ttl import Times
+from millpond.timing import Duration, Time, as_time, span, ticks, unit_of
 
 _SEEN = cell_of("m", "seen") + b":"  # and the id
 _ONCE = cell_of("v", "seen")  # where the key itself is the id
 
 
-class Deduplicate(Running):
-    """Per key a map of the ids seen, with the time of the row that passed; a row that is let go changes nothing.
+@dataclass(frozen=True, kw_only=True)
+class DeduplicateStep(Step):
+    """Per key a map of the ids seen, with the time of the row that passed.
 
-    An id lives as an entry with `mp.ttl(within, refresh="never")` does.
+    An id expires as an entry with `mp.ttl(within, refresh="never")` does: that is the step's TTL.
     """
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    kind: ClassVar[str] = "deduplicate"
+    can_expire = True
+
+    by: Callable[[Any], Any] | None = None  # None: the key itself is the id
+
+    @property
+    def within(self) -> Duration | None:
+        return None if self.state.ttl is None else self.state.ttl.after
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        return {} if self.state.ttl is None else {"within": self.state.ttl.detail["after"]}
+
+    def begin(self, context: StepContext) -> Running:
+        return Deduplicate(self, context)
+
+    @classmethod
+    def is_shown(cls, cell: bytes) -> bool:
+        return is_state(cell)
+
+    @classmethod
+    def show(cls, stored: StoredKey, step: Self | None) -> dict[str, Any]:
+        return assemble(stored.cells, stored.codec)
+
+
+class Deduplicate(Running):
+    """The step at work. A row that does not pass changes nothing."""
+
+    def __init__(self, step: DeduplicateStep, context: StepContext) -> None:
         self._step, self._context = step, context
-        self._by, self._within = step.options["by"], step.options["within"]
-        self._cells = Entries(step, context)
+        self._by, self._within = step.by, step.within
+        self._cells = ExpiringCells(step, context)
         before = (context.previous_detail or {}).get("within")
         if context.previous_detail is not None and before != step.detail.get("within"):
             self._adopt(before)
@@ -40,7 +73,7 @@ class Deduplicate(Running):
     def run(self, rows: Rows, side: int = 0) -> Rows:
         found, keys, cells, times = Outputs(rows), rows.keys, self._cells, rows.times
         assert keys is not None
-        ttl: TTL | None = self._step.options.get("ttl")
+        ttl = self._step.state.ttl
         values, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
 
         def once(i: int, k: int, row: Any) -> None:
@@ -56,7 +89,7 @@ class Deduplicate(Running):
             cells.keep()
             found.add(i, row)
 
-        each_row(self._step, self._context, rows, once)
+        call_for_rows(self._step, self._context, rows, once)
         return found.rows()
 
     def _check_unit(self, seen: Time, time: Time) -> None:

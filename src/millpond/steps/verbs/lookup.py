@@ -8,15 +8,17 @@ All changes that a batch makes to the table come before the lookups of that batc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
 from millpond.codec import Unreadable, copy_value, decode_key, encode_key, encode_keys
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Running, Step, StepContext
+from millpond.steps.base import Running, StepContext
 from millpond.steps.failure import FAULTS, BadInput, OnError, is_needed_again, own_copy, unreadable
 from millpond.steps.joins.merge import merged
+from millpond.steps.kind import Step, StoredKey
 
 Failed = Callable[[int, Any, BaseException, Callable[[], None] | None], None]  # place, row, error, another attempt
 On = Callable[[Any], Any]  # a row to the key that it looks up
@@ -25,12 +27,30 @@ Merge = Callable[[Any, Any], Any]
 MISSING: Any = object()  # no row of a table
 
 
-class Lookup(Running):
-    """Holds its rows back until the table has all changes of the batch; it keeps no state."""
+@dataclass(frozen=True, kw_only=True)
+class LookupStep(Step):
+    """A lookup into a table of the same app. It keeps no state."""
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    kind: ClassVar[str] = "lookup"
+
+    table: str  # the name of its step
+    on: On | None = None  # None: rows look up their own key
+    how: Literal["left", "inner"] = "left"
+    merge: Merge | None = None
+
+    def begin(self, context: StepContext) -> Running:
+        return Lookup(self, context)
+
+    @classmethod
+    def show(cls, stored: StoredKey, step: Self | None) -> Any:
+        raise AssertionError("a lookup has no state")
+
+
+class Lookup(Running):
+    """The step at work: it holds its rows back until the table has all changes of the batch."""
+
+    def __init__(self, step: LookupStep, context: StepContext) -> None:
         self._step, self._context = step, context
-        self._on: On | None = step.options["on"]
         self._waiting: list[Rows] = []
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
@@ -45,11 +65,11 @@ class Lookup(Running):
         step, table = self._step, self._context.read_table
         assert table is not None
         failed = self._failed(rows)
-        if self._on is None:
+        if self._step.on is None:
             assert rows.keys is not None
             distinct, index = rows.keys.encoded, list(rows.keys.index)
         else:
-            keys, good = looked_up(self._on, rows, failed)
+            keys, good = looked_up(self._step.on, rows, failed)
             if len(good) < len(rows):
                 rows = rows.pick(good)
                 failed = self._failed(rows)
@@ -67,10 +87,10 @@ class Lookup(Running):
                 try:
                     decoded[k] = decode(data)
                 except Unreadable as error:
-                    raise unreadable(step.options["table"], error, decode_key(distinct[k])) from error
+                    raise unreadable(step.table, error, decode_key(distinct[k])) from error
             return copy_value(decoded[k])  # whoever gets it may do with it as they please
 
-        return paired(rows, right, step.options["how"], step.options["merge"], step.on_error, failed)
+        return paired(rows, right, step.how, step.merge, step.on_error, failed)
 
     def _failed(self, rows: Rows) -> Failed:
         def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None) -> None:

@@ -17,32 +17,35 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self
 
 from millpond.codec import decode_key
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import ENDING, Rows
-from millpond.steps.base import KeyedRowBuilder, Outputs, Running, Step, StepContext, each_row
+from millpond.steps.base import KeyedRowBuilder, Outputs, Running, StepContext
 from millpond.steps.failure import FAULTS, stopped
-from millpond.steps.state.expiring import Entries
-from millpond.steps.state.handle import State
+from millpond.steps.kind import Step, StoredKey, call_for_rows
+from millpond.steps.state.expiring import ExpiringCells, is_state
+from millpond.steps.state.handle import State, assemble
+from millpond.steps.state.migration import NamedValuesMigration
 from millpond.steps.state.timers import CLOCK, EVENT, Timers, held
 from millpond.timing import MAX_TICKS, as_user
 
-MOST_AT_ONCE = 10_000  # times that one timer fires for one moment: one that sets itself anew for it never ends
+MOST_AT_ONCE = 10_000  # times that one timer may fire for one time: one that keeps setting itself never ends
 
 
 class Processor(Protocol):
-    """What `process` takes. `on_row` is called for every row, and `on_timer`, where timers are set, for every timer."""
+    """What `process` takes. `on_row` is called for every row, and `on_timer` for every timer that it sets."""
 
     def on_row(self, key: Any, row: Any, state: State, timers: Timers, /) -> Any:
         """Return or yield outputs, or return `None`."""
         ...
 
 
-def made(processor: Any, where: str) -> Callable[[], Any]:
-    """What makes the processor of a batch: the user's factory, or the user's instance itself."""
+def processor_factory(processor: Any, where: str) -> Callable[[], Any]:
+    """Return what makes the processor of a batch: the user's factory, or one that returns the user's instance."""
     if not inspect.isclass(processor) and callable(getattr(processor, "on_row", None)):
         return lambda: processor
     if callable(processor) and (not inspect.isclass(processor) or callable(getattr(processor, "on_row", None))):
@@ -62,13 +65,35 @@ def outputs_of(result: Any) -> Iterable[Any]:
     return (result,)
 
 
-class Process(Running):
-    """Named state and timers per key. A row or a timer whose method raises has written and set nothing."""
+@dataclass(frozen=True, kw_only=True)
+class ProcessStep(Step):
+    """Named state and timers per key."""
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    kind: ClassVar[str] = "process"
+    can_expire = True
+    migration = NamedValuesMigration
+
+    make: Callable[[], Any]  # makes the processor of a batch
+
+    def begin(self, context: StepContext) -> Running:
+        return Process(self, context)
+
+    @classmethod
+    def is_shown(cls, cell: bytes) -> bool:
+        return is_state(cell)
+
+    @classmethod
+    def show(cls, stored: StoredKey, step: Self | None) -> dict[str, Any]:
+        return assemble(stored.cells, stored.codec)
+
+
+class Process(Running):
+    """The step at work. A row or a timer whose method raises has written no state and set no timer."""
+
+    def __init__(self, step: ProcessStep, context: StepContext) -> None:
         self._step, self._context = step, context
         try:
-            self._processor = step.options["make"]()
+            self._processor = step.make()
         except FAULTS as error:
             raise stopped(step.name, error, context.failures.batch) from error
         if not callable(getattr(self._processor, "on_row", None)):
@@ -76,7 +101,7 @@ class Process(Running):
                 f"process({step.name!r}): expected what the function makes to have a method "
                 f"on_row(key, row, state, timers), got {self._processor!r}"
             )
-        self._cells = Entries(step, context)
+        self._cells = ExpiringCells(step, context)
         self._state = State(self._cells)
         self._timers = Timers(self._cells, context, step.name, hasattr(self._processor, "on_timer"))
 
@@ -91,7 +116,7 @@ class Process(Running):
             self._cells.now.move(None if ticks is None else ticks[i], unit)
             found.add_all(i, self._call(self._processor.on_row, key, row))
 
-        each_row(self._step, self._context, rows, once)
+        call_for_rows(self._step, self._context, rows, once)
         return found.rows()
 
     def _go_to(self, encoded: bytes, key: Any) -> Any:

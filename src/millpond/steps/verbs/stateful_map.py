@@ -9,27 +9,64 @@ orders.key_by("customer").stateful_map("total", add_up, initial=0)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import NoneType
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from millpond.codec import IMMUTABLE, copy_value
 from millpond.codec.refusal import short
+from millpond.codec.shapes import annotated
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Running, Step, StepContext
+from millpond.steps.base import Outputs, Running, StepContext
 from millpond.steps.failure import FAULTS, is_needed_again, own_copy
-from millpond.steps.state.single import ABSENT, DROPPED, EASY, Packed, Values
+from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
+from millpond.steps.state.expiring import ExpiringCells, is_state
+from millpond.steps.state.migration import SingleValueMigration
+from millpond.steps.state.single import ABSENT, DROPPED, SURELY_ENCODABLE, Packed, SingleValues, is_absent
+
+_WHOLE = b""  # the one cell of a key
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatefulMapStep(Step):
+    """One value per key; `None` as the new state drops it, `None` as the output emits nothing."""
+
+    kind: ClassVar[str] = "stateful_map"
+    can_expire = True
+    migration = SingleValueMigration
+
+    f: Callable[[Any, Any, Any], tuple[Any, Any]]
+    initial: Any = None  # a value, copied for each key, or a function that makes one
+
+    def begin(self, context: StepContext) -> Running:
+        return ExpiringMap(self, context) if is_expiring(self, context) else StatefulMap(self, context)
+
+    def first_state(self) -> Any:
+        """Return the state that a key starts with, a new copy each time."""
+        return self.initial() if callable(self.initial) else copy_value(self.initial)
+
+    def state_types(self) -> list[Any]:
+        initial = self.initial if isinstance(self.initial, type) else type(self.initial)
+        return [*self.state.types, initial, *annotated(self.f)]
+
+    @classmethod
+    def is_shown(cls, cell: bytes) -> bool:
+        return is_state(cell)
+
+    @classmethod
+    def show(cls, stored: StoredKey, step: Self | None) -> Any:
+        return stored.codec.decode(stored.cells[0][1])
 
 
 class StatefulMap(Running):
-    """One value per key; `None` as the new state drops it, `None` as the output emits nothing."""
+    """The step at work where state has no TTL: states are loaded and saved for all keys of a batch at once."""
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    def __init__(self, step: StatefulMapStep, context: StepContext) -> None:
         self._step, self._context = step, context
-        self._f, self._initial = step.options["f"], step.options["initial"]
-        self._values = Values(step.name, context.view, context.codec)
+        self._values = SingleValues(step.name, context.view, context.codec)
 
     def run(self, rows: Rows, side: int = 0) -> Iterator[Rows]:
         keys = rows.keys
@@ -37,17 +74,18 @@ class StatefulMap(Running):
         before = self._values.load(keys.encoded)
         states, names = list(before), keys.objects
         if self._context.may_emit_in_parts:
-            yield from (self._outputs(part, names, states) for part in rows.parts())
+            yield from (self._map(part, names, states) for part in rows.parts())
         else:
-            yield self._outputs(rows, names, states)
+            yield self._map(rows, names, states)
         self._values.save(keys.encoded, before, states)
 
-    def _outputs(self, rows: Rows, names: list[Any], states: list[Any]) -> Rows:
-        """The outputs of some rows; `states` are those of all keys, and change."""
+    def _map(self, rows: Rows, names: list[Any], states: list[Any]) -> Rows:
+        """Return the outputs of some rows, and update `states`, which has one of each key of the batch."""
         assert rows.keys is not None
         outputs: list[Any] = []  # one for every row, None where there is none
         objects, index = rows.objects(), rows.keys.index
-        f, first, pack, decode = self._f, self._first, self._values.pack, self._context.codec.decode
+        pack, decode = self._values.pack, self._context.codec.decode
+        f, first_state = self._step.f, self._step.first_state
         emit = outputs.append
 
         def once(k: int, row: Any) -> None:
@@ -55,10 +93,10 @@ class StatefulMap(Running):
             if old.__class__ is Packed:
                 state = decode(old.data)
             elif old is ABSENT or old is DROPPED:
-                state = first()
+                state = first_state()
             else:
                 state = old
-            output, new = pair(f(names[k], row, state))
+            output, new = output_and_state(f(names[k], row, state))
             if new is None:
                 states[k] = ABSENT if old is ABSENT else DROPPED
             else:
@@ -76,9 +114,9 @@ class StatefulMap(Running):
                     if old.__class__ in IMMUTABLE:
                         result = f(names[k], row, old)
                         if result.__class__ is not tuple or len(result) != 2:
-                            pair(result)
+                            output_and_state(result)
                         output, new = result
-                        if new.__class__ in EASY:
+                        if new.__class__ in SURELY_ENCODABLE:
                             states[k] = new
                         else:
                             states[k] = DROPPED if new is None else pack(new, old)
@@ -101,21 +139,62 @@ class StatefulMap(Running):
                     emit(None)
         if NoneType not in set(map(type, outputs)):  # one output per row, as most functions have it
             return rows.with_data(outputs)
-        came = [i for i, output in enumerate(outputs) if output is not None]
         found = Outputs(rows)
-        for i in came:
-            found.add(i, outputs[i])
+        for i, output in enumerate(outputs):
+            if output is not None:
+                found.add(i, output)
         return found.rows()
-
-    def _first(self) -> Any:
-        return self._initial() if callable(self._initial) else copy_value(self._initial)
 
     def changes(self) -> list[Change]:
         return self._values.changes()
 
 
-def pair(result: Any) -> tuple[Any, Any]:
-    """What a function returned, if it is a tuple of two. A dict or a text of two can be unpacked, too, by mistake."""
+class ExpiringMap(Running):
+    """The step at work where state has a TTL. Every call is a write, also of the same state, and refreshes it."""
+
+    def __init__(self, step: StatefulMapStep, context: StepContext) -> None:
+        self._step, self._context = step, context
+        self._cells = ExpiringCells(step, context)
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        found, keys, cells, times = Outputs(rows), rows.keys, self._cells, rows.times
+        assert keys is not None
+        ticks, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
+
+        def once(i: int, k: int, row: Any) -> None:
+            cells.turn_to(keys.encoded[k])
+            cells.now.move(None if ticks is None else ticks[i], unit)
+            state = cells.value(_WHOLE)
+            if is_absent(state):
+                state = self._step.first_state()
+            try:
+                output, new = output_and_state(self._step.f(keys.objects[k], row, state))
+                if new is None:
+                    cells.drop(_WHOLE)
+                else:
+                    cells.put(_WHOLE, new)
+            except BaseException:
+                cells.undo()
+                raise
+            cells.keep()
+            if output is not None:
+                found.add(i, output)
+
+        call_for_rows(self._step, self._context, rows, once)
+        return found.rows()
+
+    def end(self) -> None:
+        self._cells.expire()
+
+    def changes(self) -> list[Change]:
+        return self._cells.changes()
+
+
+def output_and_state(result: Any) -> tuple[Any, Any]:
+    """Return what the user's function returned if it is a tuple of two.
+
+    A dict or a text of two can be unpacked, too, but only by mistake.
+    """
     if result.__class__ is tuple and len(result) == 2:
         return result
     raise InvalidUse(f"expected (output, state), a tuple of two, and the function returned {short(result)}")

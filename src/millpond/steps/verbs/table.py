@@ -12,21 +12,52 @@ Cells of a key:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Running, Step, StepContext, each_row
+from millpond.steps.base import Running, StepContext
+from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
+from millpond.steps.state.expiring import ExpiringCells
+from millpond.steps.state.migration import SingleValueMigration
+from millpond.steps.state.single import Packed, is_absent
 
 ROW, TIME = b"", b"@"
 
 
-class Table(Running):
+@dataclass(frozen=True, kw_only=True)
+class TableStep(Step):
     """The latest row per key: the newest by event time where rows have one, and of those the last to arrive."""
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    kind: ClassVar[str] = "table"
+    can_expire = True
+    migration = SingleValueMigration
+
+    everywhere: bool = False
+    deleted: Callable[[Any], Any] | None = None  # whether a row removes its key
+
+    @property
+    def is_everywhere(self) -> bool:
+        return self.everywhere
+
+    def begin(self, context: StepContext) -> Running:
+        return ExpiringTable(self, context) if is_expiring(self, context) else Table(self, context)
+
+    @classmethod
+    def is_shown(cls, cell: bytes) -> bool:
+        return cell == ROW
+
+    @classmethod
+    def show(cls, stored: StoredKey, step: Self | None) -> Any:
+        return stored.codec.decode(stored.cells[0][1])
+
+
+class Table(Running):
+    """The step at work where rows have no TTL."""
+
+    def __init__(self, step: TableStep, context: StepContext) -> None:
         self._step, self._context = step, context
-        self._deleted: Callable[[Any], Any] | None = step.options["deleted"]
         self._rows: dict[bytes, bytes | None] = {}
         self._times: dict[bytes, bytes | None] = {}
         self._before: dict[bytes, bytes | None] = {}  # as they were when the batch began
@@ -39,7 +70,7 @@ class Table(Running):
         self._load(keys.encoded)
         if ticks is not None:
             self._load_times(keys.encoded)
-        encode, deleted, held, times = self._context.codec.encode, self._deleted, self._rows, self._times
+        encode, deleted, held, times = self._context.codec.encode, self._step.deleted, self._rows, self._times
 
         def once(i: int, k: int, row: Any) -> None:
             key = keys.encoded[k]
@@ -49,25 +80,24 @@ class Table(Running):
             if ticks is not None:
                 times[key] = b"%d" % ticks[i]
 
-        each_row(self._step, self._context, rows, once)
+        call_for_rows(self._step, self._context, rows, once)
         return Rows([], [])
 
     def read_rows(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The rows of some keys as they are now, encoded; for who looks them up in the same stage."""
         held = self._rows
         committed = iter(self._context.view.get_many(self._step.name, [key for key in keys if key not in held]))
         return [held[key] if key in held else next(committed) for key in keys]
 
     def end(self) -> None:
-        """Forget the times of deletions that no row can be older than any more."""
-        upto = self._context.time.expiry_watermark
-        if upto is None:
+        """Drop the times of deletions that no row can be older than any more."""
+        until = self._context.time.expiry_watermark
+        if until is None:
             return
-        over = {entry.key for entry in self._context.view.due(self._step.name, upto)} - self._times.keys()
+        over = {entry.key for entry in self._context.view.due(self._step.name, until)} - self._times.keys()
         self._load(sorted(over))
         self._load_times(sorted(over))
         for key, time in self._times.items():
-            if time is not None and int(time) < upto and (self._rows[key] is None or key in over):
+            if time is not None and int(time) < until and (self._rows[key] is None or key in over):
                 self._times[key] = None
 
     def changes(self) -> list[Change]:
@@ -92,3 +122,59 @@ class Table(Running):
         found = self._context.view.get_cells(self._step.name, fresh, [TIME] * len(fresh))
         self._times.update(zip(fresh, found, strict=True))
         self._times_before.update(zip(fresh, found, strict=True))
+
+
+class ExpiringTable(Running):
+    """The step at work where rows have a TTL. Each latest row is a write, also of the same row, and refreshes it.
+
+    Rows that have expired by the end of the batch leave before any lookup reads the table.
+    """
+
+    def __init__(self, step: TableStep, context: StepContext) -> None:
+        self._step, self._context = step, context
+        self._cells = ExpiringCells(step, context)
+
+    def run(self, rows: Rows, side: int = 0) -> Rows:
+        keys, cells, times, deleted = rows.keys, self._cells, rows.times, self._step.deleted
+        assert keys is not None
+        ticks, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
+
+        def once(i: int, k: int, row: Any) -> None:
+            cells.turn_to(keys.encoded[k])
+            at = None if ticks is None else ticks[i]
+            cells.now.move(at, unit)
+            known = cells.value(TIME)
+            if at is not None and not is_absent(known) and at < known:
+                return
+            try:
+                if deleted is not None and deleted(row):
+                    cells.drop(ROW)
+                    if at is not None:
+                        cells.write(TIME, at, due=at + 1)
+                else:
+                    cells.put(ROW, row)
+                    if at is not None:
+                        cells.put(TIME, at)
+            except BaseException:
+                cells.undo()
+                raise
+            cells.keep()
+
+        call_for_rows(self._step, self._context, rows, once)
+        return Rows([], [])
+
+    def read_rows(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self._row_of(key) for key in keys]
+
+    def _row_of(self, key: bytes) -> bytes | None:
+        self._cells.turn_to(key)
+        found = self._cells.read(ROW)
+        if is_absent(found):
+            return None
+        return found.data if found.__class__ is Packed else self._context.codec.encode(found)
+
+    def end(self) -> None:
+        self._cells.expire()
+
+    def changes(self) -> list[Change]:
+        return self._cells.changes()

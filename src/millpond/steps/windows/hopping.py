@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millpond.replica import Entry
-from millpond.steps.base import Step, StepContext
+from millpond.steps.base import StepContext
 from millpond.steps.windows.assigner import closing, places_of, starts_of
 from millpond.steps.windows.cell_names import GLOBAL, extent_of, window_cell
 from millpond.steps.windows.open_window import Window
 from millpond.steps.windows.step import Saved, Windows
 from millpond.timing import MAX_TICKS, Unit
 
+if TYPE_CHECKING:
+    from millpond.steps.windows.window_step import WindowStep
+
 
 class Placed(Windows):
     """Windows that are found by their names."""
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    def __init__(self, step: WindowStep, context: StepContext) -> None:
         self._met: dict[bytes, dict[bytes, Window]] = {}
         super().__init__(step, context)
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from millpond.aggregations import Aggregation, distinct
 from millpond.codec import Codec
 from millpond.replica import View
-from millpond.steps.state.single import Packed, is_easy
+from millpond.steps.state.single import Packed, is_surely_encodable
 
 Stamp = tuple[int, int]  # a row's place in the order of arrival: that of the batch, and its number there
 
@@ -175,7 +175,7 @@ class Accumulators:
     def _collect(self, w: Window, name: str, a: Aggregation, row: Any, time: Any, stamp: Stamp) -> None:
         if a.kind == "collect":
             (value,) = a.update([], row, time)
-            if not is_easy(value):
+            if not is_surely_encodable(value):
                 self._codec.encode(value)
             w.fresh.setdefault(name, []).append((stamp[1], value))
             return
@@ -185,7 +185,7 @@ class Accumulators:
         if len(found) > before:
             value = next(reversed(found))
             found[value] = stamp[1]
-            if not is_easy(value):
+            if not is_surely_encodable(value):
                 self._codec.encode(value)
 
     def merge(self, into: Window, other: Window) -> None:
@@ -363,4 +363,4 @@ def _joined(one: Any, other: Any) -> Any:
 
 def _is_sure(acc: Any) -> bool:
     """Whether an accumulator can be encoded for sure."""
-    return is_easy(acc) or (acc.__class__ is list and bool(acc) and is_easy(acc[-1]))
+    return is_surely_encodable(acc) or (acc.__class__ is list and bool(acc) and is_surely_encodable(acc[-1]))

@@ -6,11 +6,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millpond.replica import Entry
 from millpond.rows.rows import Rows
-from millpond.steps.base import Step, StepContext
+from millpond.steps.base import StepContext
 from millpond.steps.failure import FAULTS
 from millpond.steps.windows.assigner import closing_inclusive
 from millpond.steps.windows.cell_names import extent_of, session_cell, text_of
@@ -19,6 +19,9 @@ from millpond.steps.windows.read_range import Stretch
 from millpond.steps.windows.session_merge import clusters, together
 from millpond.steps.windows.step import Saved, Windows
 from millpond.timing import Unit
+
+if TYPE_CHECKING:
+    from millpond.steps.windows.window_step import WindowStep
 
 
 def _last(w: Window) -> int:
@@ -50,7 +53,7 @@ class Sessions(Windows):
 
     MERGING = True
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    def __init__(self, step: WindowStep, context: StepContext) -> None:
         self._met: dict[bytes, _Met] = {}
         # A row that is late unless a later row of its batch leads to an open session waits for the end of the batch,
         # and so do all rows of its key that come after it: they count in the order of arrival.

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millpond.replica import Entry
-from millpond.steps.base import Step, StepContext
+from millpond.steps.base import StepContext
 from millpond.steps.windows.assigner import closing_inclusive
 from millpond.steps.windows.cell_names import extent_of, text_of, time_cell, time_of, window_cell
 from millpond.steps.windows.open_window import Accumulators, Window
@@ -25,6 +25,9 @@ from millpond.steps.windows.read_range import Stretch
 from millpond.steps.windows.sliding_cache import WORTH, Blocks
 from millpond.steps.windows.step import Saved, Windows
 from millpond.timing import Unit, as_user
+
+if TYPE_CHECKING:
+    from millpond.steps.windows.window_step import WindowStep
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Slides(Windows):
 
     MERGING = True
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    def __init__(self, step: WindowStep, context: StepContext) -> None:
         self._met: dict[bytes, _Met] = {}
         self._over: list[Window] = []  # parts that no window needs any more
         self._blocks: Blocks | None = None

@@ -8,7 +8,6 @@ from typing import Any
 from millpond import aggregations as known
 from millpond.aggregations import Aggregation
 from millpond.codec import Codec
-from millpond.steps.base import Step
 from millpond.steps.verbs.aggregate import key_fields
 from millpond.steps.windows.cell_names import GLOBAL, extent_of, time_of
 from millpond.steps.windows.open_window import Accumulators, Window
@@ -28,11 +27,13 @@ class _OfOneKey:
         return ((b"", name, value) for name, value in self._cells if name.startswith(cell))
 
 
-def open_windows(key: Any, cells: Cells, codec: Codec, detail: dict[str, Any], step: Step | None) -> list[Any]:
+def open_windows(
+    key: Any, cells: Cells, codec: Codec, detail: dict[str, Any], aggregations: dict[str, Aggregation] | None
+) -> list[Any]:
     """The open windows that the cells of a key hold, as the rows that would go out now, oldest first."""
     of = {name: _of_kind(kind) for name, kind in detail["aggregations"].items()}
-    if step is not None:
-        of = step.options["aggregations"]
+    if aggregations is not None:
+        of = aggregations
     view: Any = _OfOneKey(cells)
     accumulators = Accumulators("", of, view, codec, 0, merging=True)
     found: list[tuple[Window, Unit]] = []

@@ -11,20 +11,24 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millpond.codec import copy_value, decode_key
 from millpond.log.segment import Change
 from millpond.replica import Entry
 from millpond.rows.rows import ENDING, Rows
-from millpond.steps.base import KeyedRowBuilder, Running, Step, StepContext, each_row
+from millpond.steps.base import KeyedRowBuilder, Running, StepContext
 from millpond.steps.failure import FAULTS, BadInput
+from millpond.steps.kind import call_for_rows
 from millpond.steps.verbs.aggregate import key_fields
 from millpond.steps.windows.key_state import Marks
 from millpond.steps.windows.open_window import Accumulators, Window, restore
 from millpond.steps.windows.trigger_state import Firing
-from millpond.steps.windows.triggers import Cause, Trigger
+from millpond.steps.windows.triggers import Cause
 from millpond.timing import MAX_TICKS, Time, Unit, as_user, difference, span
+
+if TYPE_CHECKING:
+    from millpond.steps.windows.window_step import WindowStep
 
 Saved = list[Any]  # what a row has touched, as it was
 
@@ -35,19 +39,21 @@ class Windows(Running):
     MERGING = False  # whether windows join
     TIMED = True  # whether windows begin and end by time
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    def __init__(self, step: WindowStep, context: StepContext) -> None:
         self.step, self.context = step, context
-        options = step.options
-        self.window, self.grace_given = options["window"], options["grace"]
-        self.trigger: Trigger = options["trigger"]
-        self.panes: str = options["panes"]
-        self.by_key: bool = options["clock"] == "key"
-        self.key_names: tuple[str, ...] = options["key_names"]
+        self.window: Any = step.window  # of the class that the subclass is for
+        self.grace_given, self.trigger, self.panes, self.key_names = (
+            step.grace,
+            step.trigger,
+            step.panes,
+            step.key_names,
+        )
+        self.by_key = step.clock == "key"
         self.accumulators = Accumulators(
-            step.name, options["aggregations"], context.view, context.codec, context.arrival, self.MERGING
+            step.name, step.aggregations, context.view, context.codec, context.arrival, self.MERGING
         )
         self.marks = Marks(step.name, context.view, context.codec)
-        self.firing = Firing(options, context, self.marks, self.accumulators, self.TIMED)
+        self.firing = Firing(step, context, self.marks, self.accumulators, self.TIMED)
         self.unit: Unit | None = None
         self._side_rows: list[Rows] = []
         self._made = KeyedRowBuilder(None)
@@ -137,7 +143,7 @@ class Windows(Running):
             self._keys[key] = keys.objects[k]
             self.one(rows, i, key, None if times is None else times[i], row)
 
-        each_row(self.step, self.context, rows, once)
+        call_for_rows(self.step, self.context, rows, once)
 
     def one(self, rows: Rows, i: int, key: bytes, at: int | None, row: Any) -> None:
         """One row, in all of its windows or in none."""

@@ -6,25 +6,28 @@ decided that a pane goes out; which ones there are, and how they are put out, is
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millpond.steps.base import StepContext
 from millpond.steps.windows.key_state import Marks
 from millpond.steps.windows.open_window import Accumulators, Window
-from millpond.steps.windows.triggers import Cause, Event, Trigger
+from millpond.steps.windows.triggers import Cause, Event
 from millpond.timing import Unit
+
+if TYPE_CHECKING:
+    from millpond.steps.windows.window_step import WindowStep
 
 
 class Firing:
     """The triggers of a window step at work on one batch of one partition."""
 
     def __init__(
-        self, options: dict[str, Any], context: StepContext, marks: Marks, accumulators: Accumulators, is_timed: bool
+        self, step: WindowStep, context: StepContext, marks: Marks, accumulators: Accumulators, is_timed: bool
     ) -> None:
-        self.trigger: Trigger = options["trigger"]
-        self.one_per_key: bool = options["fires"] == "all"  # and not one for each window
+        self.trigger = step.trigger
+        self.one_per_key = step.fires == "all"  # and not one for each window
         self.unit: Unit | None = None  # of the times, as soon as it is known
-        self._by_key: bool = options["clock"] == "key"
+        self._by_key = step.clock == "key"
         self._context, self._marks, self._accumulators, self._is_timed = context, marks, accumulators, is_timed
 
     # --- something has happened ---

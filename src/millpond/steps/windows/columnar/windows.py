@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import repeat
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from millpond.codec import decode_keys
 from millpond.log.segment import Change
 from millpond.replica.cell_format import place as place_of
 from millpond.rows.rows import ENDING, Keys, Rows
-from millpond.steps.base import Step, StepContext
+from millpond.steps.base import StepContext
 from millpond.steps.state.single import make_change
 from millpond.steps.windows.assigner import closing
 from millpond.steps.windows.cell_names import extent_of, window_cell
@@ -31,25 +31,25 @@ from millpond.steps.windows.open_window import Window
 from millpond.steps.windows.step import Saved
 from millpond.timing import Times
 
+if TYPE_CHECKING:
+    from millpond.steps.windows.window_step import WindowStep
+
 Place = tuple[bytes, bytes]  # a key and a cell
 MOST_PLACES = 4_000_000
 _Closing = tuple[int, Place, tuple[Any, ...]]  # when, which, and what it holds
 
 
-def hops(step: Step, context: StepContext) -> Hops:
+def hops(step: WindowStep, context: StepContext) -> Hops:
     """A step of tumbling or hopping windows, of the sort that does it best."""
-    return Hops(step, context) if fields_read(step.options) is None else BulkHops(step, context)
+    return Hops(step, context) if step.fields_read is None else BulkHops(step, context)
 
 
-def fields_read(options: dict[str, Any]) -> tuple[str, ...] | None:
-    """The fields that windows read as columns; nothing if they have to look at rows."""
-    is_plain = (
-        not options["trigger"].causes
-        and options["clock"] == "stream"
-        and not options["takes_back"]
-        and can_read(options["aggregations"])
-    )
-    return tuple({a.field: None for a in options["aggregations"].values() if a.field is not None}) if is_plain else None
+def fields_read(step: WindowStep) -> tuple[str, ...] | None:
+    """The fields that windows read as columns; None if they have to look at rows."""
+    aggregations = step.aggregations
+    is_plain = not step.trigger.causes and step.clock == "stream" and not step.takes_back and can_read(aggregations)
+    fields = {a.field: None for a in aggregations.values() if isinstance(a.field, str)}
+    return tuple(fields) if is_plain else None
 
 
 class _Kept(msgspec.Struct, forbid_unknown_fields=True):
@@ -66,7 +66,7 @@ class BulkHops(Hops):
     which says whether the window was there before. Where they have to be looked at one by one, they become windows.
     """
 
-    def __init__(self, step: Step, context: StepContext) -> None:
+    def __init__(self, step: WindowStep, context: StepContext) -> None:
         super().__init__(step, context)
         self._known = Known(())
         self._block: Block | None = None
