@@ -24,7 +24,7 @@ from millpond.maintenance.verify import verify_app
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Limit
 from millpond.storage import Item, open_storage
-from millpond.storage.local import LocalStorage
+from millpond.storage.disk import LocalStorage
 
 FILES = 24
 

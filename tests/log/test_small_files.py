@@ -21,7 +21,7 @@ from millpond.log.paths import KINDS, Attempt, Paths, kind_of
 from millpond.log.record import SparkBatch
 from millpond.sources.base import Limit
 from millpond.storage import open_storage
-from millpond.storage.local import LocalStorage
+from millpond.storage.disk import LocalStorage
 
 
 def files(folder: Path) -> dict[str, bytes]:

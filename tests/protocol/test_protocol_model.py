@@ -107,6 +107,6 @@ def test_a_driver_that_does_not_look_whether_it_is_fenced_is_found(folder: Path)
         self.put(path, data)
         return True
 
-    with mock.patch("millpond.storage.memory.MemoryStorage.put_new", put_new):
+    with mock.patch("millpond.storage.in_memory.MemoryStorage.put_new", put_new):
         found = Explorer(SCENARIOS["takeover"], folder).exhaust(1, before=("effect",))
     assert found.failures

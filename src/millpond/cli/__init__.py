@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from millpond.cli import admin as upkeep
+from millpond.cli import admin_commands as upkeep
 from millpond.cli import changes, clear, demo, run, state, status, verify
 from millpond.errors import MillpondError
 

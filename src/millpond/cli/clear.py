@@ -8,7 +8,7 @@ import typer
 
 from millpond import lowlevel
 from millpond.app import App
-from millpond.cli.admin import Force
+from millpond.cli.admin_commands import Force
 from millpond.cli.app_option import AppName, StateDir, name_of
 from millpond.cli.output import note
 from millpond.errors import InvalidUse

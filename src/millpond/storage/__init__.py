@@ -2,8 +2,8 @@
 
 from millpond.storage.address import is_local, open_storage
 from millpond.storage.base import Item, Storage
-from millpond.storage.local import LocalStorage
-from millpond.storage.memory import MemoryStorage
+from millpond.storage.disk import LocalStorage
+from millpond.storage.in_memory import MemoryStorage
 from millpond.storage.objects import ObjectStorage
 
 __all__ = [

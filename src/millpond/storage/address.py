@@ -8,8 +8,8 @@ from urllib.parse import unquote, urlsplit
 
 from millpond.errors import InvalidUse
 from millpond.storage.base import Storage
-from millpond.storage.local import LocalStorage
-from millpond.storage.memory import MemoryStorage
+from millpond.storage.disk import LocalStorage
+from millpond.storage.in_memory import MemoryStorage
 from millpond.storage.objects import ObjectStorage
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
