@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from small_drivers import driver_of, run_to_end
 
 import millpond as mp
-from millpond.rows.arrow_objects import FIRST, LAST, column_to_list, raw_row, unreadable
+from millpond.rows.arrow_objects import FIRST, LAST, column_to_list, raw_row, unreadable_rows
 from millpond.storage import MemoryStorage
 
 ZONES = [None, "UTC", "Etc/UTC", "Europe/Berlin", "America/Sao_Paulo", "Asia/Kolkata", "+02:00", "-09:30"]
@@ -142,7 +142,7 @@ def long(*ticks: int | None) -> Any:
 )
 def test_a_row_of_which_no_object_can_be_made_is_found(column: Any, told: str) -> None:
     table = pa.table({"n": [1, 2, 3], "it": column})
-    found = unreadable(table)
+    found = unreadable_rows(table)
     assert list(found) == [1]
     assert re.search(told if ".*" in told else re.escape(told), found[1]), found[1]
     row = raw_row(table, 1)
@@ -155,12 +155,12 @@ def test_what_can_be_told_is_not_looked_at_one_by_one(kind: Any) -> None:
     values = [*values_of(kind), None]
     is_coded = pa.types.is_dictionary(kind)
     array = pa.array(values, kind.value_type).dictionary_encode() if is_coded else pa.array(values, kind)
-    assert unreadable(pa.table({"it": array})) == {}
+    assert unreadable_rows(pa.table({"it": array})) == {}
 
 
 def test_a_column_of_several_kinds_is_looked_at_one_by_one() -> None:
     union = pa.UnionArray.from_sparse(pa.array([0, 1, 0], pa.int8()), [pa.array([1, 2, 3]), BAD_TEXT])
-    found = unreadable(pa.table({"it": union}))
+    found = unreadable_rows(pa.table({"it": union}))
     assert list(found) == [1] and "column 'it'" in found[1]
 
 

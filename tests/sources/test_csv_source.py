@@ -6,7 +6,7 @@ import pytest
 
 from millpond import sources
 from millpond.errors import InvalidUse
-from millpond.sources import line_plan as text
+from millpond.sources import line_plan
 from millpond.sources.base import BadRow, Limit
 from millpond.sources.listing import File
 from millpond.testing.source_suite import batches
@@ -139,7 +139,7 @@ def test_a_header_that_is_no_csv_is_an_error(tmp_path):
 
 
 def test_a_large_csv_file_is_one_split():
-    [split] = text.plan([File("f", "/f", 40 << 20)], {}, ALL, 100.0, "csv")
+    [split] = line_plan.plan_lines([File("f", "/f", 40 << 20)], {}, ALL, 100.0, "csv")
     assert (split.start, split.stop) == (0, 40 << 20)
 
 

@@ -68,8 +68,8 @@ def test_a_missing_file_or_folder_is_an_error_with_its_path(tmp_path, name):
         source.plan({}, ALL, 0.0)
     path = str(tmp_path / name)
     assert str(error.value) == (
-        f"files({path!r}): expected a file or a folder, and nothing is there. "
-        "Make it, mend the path, or give a glob, which waits for its first file."
+        f"files({path!r}): expected a file or a folder, but there is none. "
+        "Create it, correct the path, or give a glob, which waits for its first file."
     )
 
 
@@ -136,8 +136,8 @@ def test_a_name_that_tells_no_format_is_an_error_unless_the_format_is_said(tmp_p
     with pytest.raises(InvalidUse) as error:
         sources.files(tmp_path).plan({}, ALL, 0.0)
     assert str(error.value) == (
-        f"{path}: expected a name that tells its format (.jsonl, .ndjson, .csv, .parquet), got 'a.json'. "
-        "Say it, as in files(path, format='jsonl'), or give a glob that leaves the file out."
+        f"{path}: expected a name that shows its format (.jsonl, .ndjson, .csv, .parquet), got 'a.json'. "
+        "Give it, as in files(path, format='jsonl'), or give a glob that leaves the file out."
     )
     assert rows_in(sources.files(tmp_path, format="jsonl")) == [1]
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from millpond import sources
 from millpond.errors import Incompatible, InvalidUse
-from millpond.sources import jsonl
-from millpond.sources import line_plan as text
+from millpond.sources import jsonl, line_plan
 from millpond.sources.base import Limit
 from millpond.sources.listing import File
 from millpond.testing.source_suite import batches, rows_of
@@ -34,10 +33,11 @@ def read_all(source, position, limit=ALL):
 def read_in_pieces(path, smallest, start=0):
     """All lines of a file that is cut into pieces of about `smallest` bytes; checks that the pieces meet."""
     file = File("f", str(path), path.stat().st_size)
-    splits = text.plan([file], {"f": {"offset": start}}, ALL, 100.0, "jsonl", smallest=smallest, largest=smallest)
+    entry = {"f": {"offset": start}}
+    splits = line_plan.plan_lines([file], entry, ALL, 100.0, "jsonl", smallest=smallest, largest=smallest)
     lines, ends = [], []
     for split in splits:
-        chunks = list(jsonl.read(split))
+        chunks = list(jsonl.read_jsonl(split))
         lines += [line for chunk in chunks for line in chunk.rows.lines]
         ends.append(chunks[-1].position)
     return lines, ends, splits
@@ -59,17 +59,17 @@ def test_two_splits_that_meet_anywhere_agree_on_where(tmp_path):
     content = b"1\n22\n333\n4444"
     path.write_bytes(content)
     file = File("f", str(path), len(content))
-    [whole] = text.plan([file], {}, ALL, 100.0, "jsonl")
+    [whole] = line_plan.plan_lines([file], {}, ALL, 100.0, "jsonl")
     starts = [0, 2, 5, 9]
     for cut in range(1, len(content)):
         first = type(whole)("f", 0, cut, detail=whole.detail)
         second = type(whole)("f", cut, len(content), detail=whole.detail)
-        *_, end = jsonl.read(first)
+        *_, end = jsonl.read_jsonl(first)
         assert end.position["offset"] == min((s for s in starts if s >= cut), default=9)
-        lines = [line for chunk in jsonl.read(second) for line in chunk.rows.lines]
+        lines = [line for chunk in jsonl.read_jsonl(second) for line in chunk.rows.lines]
         after = content[end.position["offset"] : 9].split(b"\n")[:-1]
         assert lines == after
-        assert [*jsonl.read(second)][-1].position == {"offset": 9, "seen": len(content)}
+        assert [*jsonl.read_jsonl(second)][-1].position == {"offset": 9, "seen": len(content)}
 
 
 @given(
@@ -90,30 +90,30 @@ def test_any_file_in_pieces_of_any_size_gives_every_complete_line_once(tmp_path_
 
 def test_a_large_file_is_shared_out_among_tasks(tmp_path):
     file = File("f", str(tmp_path / "f"), 40 << 20)
-    splits = text.plan([file], {}, ALL, 100.0, "jsonl")
+    splits = line_plan.plan_lines([file], {}, ALL, 100.0, "jsonl")
     assert [split.weight for split in splits] == [10 << 20] * 4
 
 
 def test_a_small_file_is_one_split(tmp_path):
     file = File("f", str(tmp_path / "f"), 1 << 20)
-    assert len(text.plan([file], {}, ALL, 100.0, "jsonl")) == 1
+    assert len(line_plan.plan_lines([file], {}, ALL, 100.0, "jsonl")) == 1
 
 
 def test_no_split_is_larger_than_64_mb(tmp_path):
     file = File("f", str(tmp_path / "f"), 1 << 30)
-    splits = text.plan([file], {}, Limit(rows=10**9, bytes=1 << 40), 100.0, "jsonl")
+    splits = line_plan.plan_lines([file], {}, Limit(rows=10**9, bytes=1 << 40), 100.0, "jsonl")
     assert [split.weight for split in splits] == [64 << 20] * 16
 
 
 def test_a_plan_holds_about_as_many_bytes_as_rows_allow():
     file = File("f", "/f", 1 << 30)
-    splits = text.plan([file], {}, Limit(rows=50_000, bytes=1 << 40), 200.0, "jsonl")
+    splits = line_plan.plan_lines([file], {}, Limit(rows=50_000, bytes=1 << 40), 200.0, "jsonl")
     assert splits[-1].stop == 9_500_000  # the length of rows is an estimate, and the number of rows is not passed
 
 
 def test_a_plan_holds_no_more_than_the_bytes_allowed():
     files = [File("a", "/a", 3_000_000), File("b", "/b", 3_000_000), File("c", "/c", 10)]
-    splits = text.plan(files, {}, Limit(rows=10**9, bytes=5_000_000), 100.0, "jsonl")
+    splits = line_plan.plan_lines(files, {}, Limit(rows=10**9, bytes=5_000_000), 100.0, "jsonl")
     assert sum(split.weight for split in splits) == 5_000_000
     assert {split.place for split in splits} == {"a", "b"}
 
@@ -234,7 +234,7 @@ def test_many_short_rows_come_in_chunks_that_each_know_their_position(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"12\r\n" * 120_000)
     [split] = sources.files(path).plan({}, ALL, 0.0)
-    chunks = list(jsonl.read(split))
+    chunks = list(jsonl.read_jsonl(split))
     assert [len(chunk.rows.lines) for chunk in chunks] == [50_000, 50_000, 20_000]
     assert [chunk.position for chunk in chunks] == [{"offset": n} for n in (200_000, 400_000, 480_000)]
 
@@ -268,7 +268,7 @@ def test_a_file_that_shrank_is_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(InvalidUse) as error:
         sources.files(path).plan({"a.jsonl": {"offset": 10}}, ALL, 0.0)
     assert str(error.value) == (
-        f"{path}: expected at least 10 bytes, which were read before, and the file holds 2. A source file "
+        f"{path}: expected at least 10 bytes, which were read before, but the file has 2. A source file "
         "may grow and must not shrink or be rewritten: put the old content back, or give new content a new "
         "name."
     )
@@ -282,10 +282,10 @@ def test_a_file_that_changed_after_the_plan_is_an_error(tmp_path, change):
     [split] = source.plan({}, ALL, 0.0)
     if change == "shrunk":
         path.write_bytes(b"1\n")
-        expected = "expected at least 6 bytes, which were read before, and the file holds 2"
+        expected = "expected at least 6 bytes, which were read before, but the file has 2"
     else:
         path.unlink()
-        expected = "expected a file of 6 bytes, and it is gone. Put it back."
+        expected = "expected a file of 6 bytes, but it is gone. Put it back."
     with pytest.raises(InvalidUse, match=expected):
         list(source.read(split))
 
@@ -317,7 +317,7 @@ def test_a_large_packed_file_is_read_in_several_batches(tmp_path):
 
 def test_a_packed_file_that_may_not_fit_ends_the_plan():
     files = [File(f"{name}.gz", f"/{name}.gz", 1_000_000) for name in "abc"]
-    splits = text.plan(files, {}, Limit(rows=10**9, bytes=12_000_000), 100.0, "jsonl")
+    splits = line_plan.plan_lines(files, {}, Limit(rows=10**9, bytes=12_000_000), 100.0, "jsonl")
     assert [(split.place, split.stop) for split in splits] == [("a.gz", None), ("b.gz", 4_000_000)]
 
 
@@ -326,5 +326,5 @@ def test_a_file_that_is_named_gz_and_is_none_is_an_error(tmp_path):
     path.write_bytes(b'{"n": 1}\n')
     source = sources.files(path)
     [split] = source.plan({}, ALL, 0.0)
-    with pytest.raises(InvalidUse, match=r"a\.jsonl\.gz: expected gzip, as the name says, got Not a gzipped file"):
+    with pytest.raises(InvalidUse, match=r"a\.jsonl\.gz: expected a gzip file, as its name says, got Not a gzip"):
         list(source.read(split))

@@ -19,7 +19,7 @@ MB = 1 << 20
 def planned(groups, position=None, limit=ALL, **sizes):
     """The row ranges that a plan makes of one file with these row groups (rows, bytes)."""
     file = File("f", "/f", 1)
-    splits = parquet.plan([file], position or {}, limit, lambda file: Footer(tuple(groups)), **sizes)
+    splits = parquet.plan_parquet([file], position or {}, limit, lambda file: Footer(tuple(groups)), **sizes)
     return [(split.start, split.stop) for split in splits]
 
 
@@ -57,10 +57,10 @@ def test_a_file_cut_in_any_way_gives_every_row_once(tmp_path, smallest):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"n": list(range(100))}), path, row_group_size=9)
     file = File("f", str(path), path.stat().st_size)
-    splits = parquet.plan(
+    splits = parquet.plan_parquet(
         [file], {}, ALL, lambda file: parquet.read_footer(file.path), smallest=smallest, largest=smallest
     )
-    chunks = [chunk for split in splits for chunk in parquet.read(split)]
+    chunks = [chunk for split in splits for chunk in parquet.read_parquet(split)]
     assert [n for chunk in chunks for n in chunk.rows["n"].to_pylist()] == list(range(100))  # type: ignore[call-overload, index]
     assert chunks[-1].position == {"rows": 100, "seen": file.size}
 
@@ -82,8 +82,8 @@ def test_wide_rows_come_in_chunks_of_a_few_megabytes(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
     file = File("f", str(tmp_path / "a.parquet"), 1)
     footer = parquet.read_footer(file.path)
-    [split] = parquet.plan([file], {}, ALL, lambda file: footer, smallest=1 << 40, largest=1 << 40)
-    sizes = [chunk.rows.nbytes for chunk in parquet.read(split)]
+    [split] = parquet.plan_parquet([file], {}, ALL, lambda file: footer, smallest=1 << 40, largest=1 << 40)
+    sizes = [chunk.rows.nbytes for chunk in parquet.read_parquet(split)]
     assert sum(sizes) > 25 * MB
     assert max(sizes) < 9 * MB
 
@@ -125,7 +125,7 @@ def test_a_file_without_rows_is_done_at_once(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"PAR1", b'{"n": 1}\n' * 10])
 def test_a_file_that_is_no_parquet_is_an_error_with_its_path(tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(InvalidUse, match=r"/a.parquet: expected a Parquet file, got: .* Remove it or say its format"):
+    with pytest.raises(InvalidUse, match=r"/a.parquet: expected a Parquet file, got: .* Remove it, or give its format"):
         sources.files(tmp_path).plan({}, ALL, 0.0)
 
 
@@ -135,7 +135,7 @@ def test_a_file_that_is_gone_when_the_task_reads_it_is_an_error(tmp_path):
     source = sources.files(path)
     [split] = source.plan({}, ALL, 0.0)
     path.unlink()
-    with pytest.raises(InvalidUse, match=r"a.parquet: expected a Parquet file, and it is gone. Put it back."):
+    with pytest.raises(InvalidUse, match=r"a.parquet: expected a Parquet file, but it is gone. Put it back."):
         list(source.read(split))
 
 
@@ -145,7 +145,7 @@ def test_a_file_that_lost_rows_is_an_error(tmp_path):
     source = sources.files(path)
     [split] = source.plan({}, ALL, 0.0)
     pq.write_table(pa.table({"n": [1]}), path)
-    expected = "expected at least 3 rows, which were read before, and the file holds 1"
+    expected = "expected at least 3 rows, which were read before, but the file has 1"
     with pytest.raises(InvalidUse, match=expected):
         list(source.read(split))
     with pytest.raises(InvalidUse, match=expected):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from millpond import sources
 from millpond.errors import InvalidUse
 from millpond.sources.base import Limit
-from millpond.sources.rate import due
+from millpond.sources.rate import rows_due
 from millpond.testing.source_suite import batches
 
 ALL = Limit(rows=10**6, bytes=1 << 30)
@@ -71,7 +71,7 @@ def test_a_clock_that_goes_back_gives_nothing():
 @given(rate=st.integers(1, 10**6), rows=st.integers(0, 10**6))
 def test_a_row_is_due_at_the_microsecond_of_its_turn(rate, rows):
     turn = -(-rows * 1_000_000 // rate) / 1e6  # the first microsecond at which that many are due
-    assert due(NOW, NOW + turn, rate) == rows
+    assert rows_due(NOW, NOW + turn, rate) == rows
 
 
 def test_many_rows_are_shared_out_among_tasks():

@@ -48,12 +48,12 @@ def test_the_source_travels_to_tasks_without_its_rows():
 
 def test_a_copy_that_travelled_does_not_plan_as_if_there_were_no_rows():
     copy = pickle.loads(pickle.dumps(sources.rows([1])))
-    with pytest.raises(InvalidUse, match="this copy came out of a pickle, and only the original can plan"):
+    with pytest.raises(InvalidUse, match="a pickled copy has no rows, so only the original can plan"):
         copy.plan({}, ALL, 0.0)
 
 
 def test_a_list_that_lost_rows_is_an_error():
-    with pytest.raises(InvalidUse, match="expected the 3 rows that were read before, and the list holds 2"):
+    with pytest.raises(InvalidUse, match="expected the 3 rows that were read before, but the list has 2"):
         sources.rows([1, 2]).plan({"0": 3}, ALL, 0.0)
 
 

@@ -50,7 +50,7 @@ def test_it_is_an_error_and_then_every_row_comes_once(tmp_path: Path, name: str,
     app = mp.App("truncated", partitions=1)
     rows = app.stream("rows", mp.sources.files(path))
     rows.inspect(truncate).to("out", mp.sinks.function(lambda rows, delivery: out.extend(rows)))
-    with pytest.raises(mp.errors.InvalidUse, match=f"{name}: expected at least {len(data)} bytes.*holds {keep}"):
+    with pytest.raises(mp.errors.InvalidUse, match=f"{name}: expected at least {len(data)} bytes.*has {keep}"):
         driver_of(app, storage, tmp_path / "local").batch(WHOLE)
 
     path.write_bytes(data)

@@ -117,7 +117,7 @@ def test_a_malformed_row_is_shown_with_its_file_and_line(spark: SparkSession, fo
 
 
 def test_a_missing_folder_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(mp.errors.InvalidUse, match="expected a file or a folder, and nothing is there") as caught:
+    with pytest.raises(mp.errors.InvalidUse, match="expected a file or a folder, but there is none") as caught:
         an_app(tmp_path).run(until="caught-up", spark=spark)
     assert str(tmp_path / "in") in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Arrow columns as Python objects, about as fast as Python can make them; what is rare is left to Arrow."""
+"""Converts Arrow columns to Python objects, about as fast as Python can; rare types are left to Arrow."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 
 from millpond.timing import EPOCH
 
-FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # the microseconds that a datetime can tell
+FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # the microseconds that a datetime can express
 DAY = 86_400_000_000
 
 
 def column_to_list(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values, the same as its `to_pylist` has."""
+    """Return the same values as `column.to_pylist()`, faster."""
     kind = column.type
     values: list[Any] | None = None
     if len(column) == 0:
@@ -26,14 +26,14 @@ def column_to_list(column: pa.ChunkedArray) -> list[Any]:
     elif column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         values = column.to_numpy().tolist()
     elif pa.types.is_timestamp(kind):
-        values = _moments(column, kind)
+        values = _to_datetimes(column, kind)
     elif pa.types.is_date32(kind):
-        values = _dates(column)
+        values = _to_dates(column)
     return column.to_pylist() if values is None else values
 
 
-def unreadable(table: pa.Table) -> dict[int, str]:
-    """The rows of which no Python objects can be made, and why. Each row is looked at only if there is one."""
+def unreadable_rows(table: pa.Table) -> dict[int, str]:
+    """Return the rows that cannot become Python objects, and why. Rows are tried one by one only if there are any."""
     found: dict[int, str] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if all(map(_is_readable, column.chunks)):
@@ -42,23 +42,25 @@ def unreadable(table: pa.Table) -> dict[int, str]:
             try:
                 column_to_list(column.slice(i, 1))
             except (ValueError, OverflowError) as error:
-                found.setdefault(i, f"column {name!r}: expected {_wanted(column.type)}, got {_raw(column[i])}: {error}")
+                found.setdefault(
+                    i, f"column {name!r}: expected {_expected_type(column.type)}, got {_raw_text(column[i])}: {error}"
+                )
     return found
 
 
 def raw_row(table: pa.Table, i: int) -> dict[str, Any]:
-    """A row as far as there are Python objects for it, and text for the rest."""
+    """Return a row with text in the place of values that cannot become Python objects."""
     found = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:
             found[name] = column_to_list(column.slice(i, 1))[0]
         except (ValueError, OverflowError):
-            found[name] = _raw(column[i])
+            found[name] = _raw_text(column[i])
     return found
 
 
 def _is_readable(array: pa.Array) -> bool:
-    """Whether Python objects can surely be made of all values; if not, each must be tried."""
+    """Whether all values can surely become Python objects; if not, each must be tried."""
     kind = array.type
     if pa.types.is_nested(kind):
         if pa.types.is_map(kind):
@@ -84,22 +86,22 @@ def _is_readable(array: pa.Array) -> bool:
 
 
 def _are_whole(times: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether times are whole microseconds: a datetime is no finer."""
+    """Whether times are whole microseconds, as those of a datetime are."""
     return times.type.unit != "ns" or not (times.cast(pa.int64()).fill_null(0).to_numpy() % 1000).any()
 
 
 def _is_within(numbers: pa.Array, factor: float) -> bool:
-    """Whether times, of so many microseconds each, are all such as Python knows in any zone."""
+    """Whether times, in units of `factor` microseconds, are within the years 1 to 9999 in any time zone."""
     ends = pc.min_max(numbers)
     lowest, highest = ends["min"].as_py(), ends["max"].as_py()
     return lowest is None or ((FIRST + DAY) / factor < lowest and highest < (LAST - DAY) / factor)
 
 
-def _wanted(kind: pa.DataType) -> str:
+def _expected_type(kind: pa.DataType) -> str:
     return "UTF-8 text" if "string" in str(kind) else "a time between the years 1 and 9999, in whole microseconds"
 
 
-def _raw(value: pa.Scalar) -> str:
+def _raw_text(value: pa.Scalar) -> str:
     if isinstance(value, (pa.StringScalar, pa.LargeStringScalar, pa.StringViewScalar)):
         raw: bytes = value.as_buffer().to_pybytes()
         return raw.decode("utf-8", "backslashreplace")
@@ -107,48 +109,48 @@ def _raw(value: pa.Scalar) -> str:
     if isinstance(inside, int):
         return str(inside)
     if isinstance(value, pa.DictionaryScalar):
-        return _raw(inside)
+        return _raw_text(inside)
     return f"one that cannot be shown, of type {value.type}"
 
 
 _MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 0.001}
 
 
-def _moments(column: pa.ChunkedArray, kind: Any) -> list[Any] | None:
+def _to_datetimes(column: pa.ChunkedArray, kind: Any) -> list[Any] | None:
     if kind.unit == "ns":
         if not _are_whole(column):
             raise ValueError("nanoseconds that are no whole microseconds")
         return column_to_list(column.cast(pa.timestamp("us", kind.tz)))
-    ticks = _numbers(column, int(_MICROSECONDS[kind.unit]))
+    ticks = _to_microseconds(column, int(_MICROSECONDS[kind.unit]))
     if ticks is None:
         return None
     if kind.tz is None:
-        return _where(column, ticks.view("datetime64[us]").tolist())
+        return _with_nulls(column, ticks.view("datetime64[us]").tolist())
     zone = pa.lib.string_to_tzinfo(kind.tz)
     spans = ticks.view("timedelta64[us]").tolist()
     try:
-        if isinstance(zone, fixed_zone) or kind.tz == "UTC":  # where the clock is never put forward or back
-            return _where(column, list(map(EPOCH.astimezone(zone).__add__, spans)))
-        return _where(column, [moment.astimezone(zone) for moment in map(EPOCH.__add__, spans)])
-    except OverflowError:  # at the very ends of time, where a zone makes a difference
+        if isinstance(zone, fixed_zone) or kind.tz == "UTC":  # zones whose offset never changes
+            return _with_nulls(column, list(map(EPOCH.astimezone(zone).__add__, spans)))
+        return _with_nulls(column, [moment.astimezone(zone) for moment in map(EPOCH.__add__, spans)])
+    except OverflowError:  # within a day of the years 1 or 9999
         return None
 
 
-def _dates(column: pa.ChunkedArray) -> list[Any] | None:
-    days = _numbers(column.cast(pa.int32()), DAY)
-    return None if days is None else _where(column, (days // DAY).astype("datetime64[D]").tolist())
+def _to_dates(column: pa.ChunkedArray) -> list[Any] | None:
+    days = _to_microseconds(column.cast(pa.int32()), DAY)
+    return None if days is None else _with_nulls(column, (days // DAY).astype("datetime64[D]").tolist())
 
 
-def _numbers(column: pa.ChunkedArray, factor: int) -> np.ndarray[Any, Any] | None:
-    """Microseconds, of so many each; nothing if one of them is no time that Python knows."""
+def _to_microseconds(column: pa.ChunkedArray, factor: int) -> np.ndarray[Any, Any] | None:
+    """Return a column of times in units of `factor` microseconds as microseconds; None if one is out of range."""
     numbers = column.cast(pa.int64()).fill_null(0).to_numpy()
     if FIRST // factor <= numbers.min() and numbers.max() <= LAST // factor:
         return numbers * factor  # type: ignore[no-any-return]
     return None
 
 
-def _where(column: pa.ChunkedArray, values: list[Any]) -> list[Any]:
-    """The values that are there."""
+def _with_nulls(column: pa.ChunkedArray, values: list[Any]) -> list[Any]:
+    """Return the values, with None where the column has nulls."""
     if column.null_count == 0:
         return values
     return [value if there else None for value, there in zip(values, column.is_valid().to_pylist(), strict=True)]

@@ -1,4 +1,4 @@
-"""Rows as Arrow columns, one type per column, and nothing converted in silence."""
+"""Rows as an Arrow table, one type per column; no value is converted silently."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import pyarrow as pa
 from millpond.errors import InvalidUse
 
 _NUMBERS = {"int", "float"}
-_CONTAINERS = (dict, list, tuple, set, frozenset)
+_NESTED_TYPES = (dict, list, tuple, set, frozenset)
 
 
-def table(rows: list[Any]) -> pa.Table:
-    """The rows, a column per field in the order of first appearance; a field that a row lacks is null.
+def rows_to_table(rows: list[Any]) -> pa.Table:
+    """Return a table with a column per field, in the order of first appearance; a field that a row lacks is null.
 
     Rows are dicts, dataclasses or Structs. UUIDs become strings, sets and tuples lists. Integers and floats
-    may share a column; any other mixture raises InvalidUse, because Arrow would cut a datetime down to
-    its date, or take bytes for text, without a word.
+    may share a column; any other mixture raises InvalidUse, because Arrow would silently truncate a datetime to
+    its date, or take bytes for text.
 
-    >>> table([{"a": 1}, {"a": 2.5, "b": "x"}]).to_pylist()
+    >>> rows_to_table([{"a": 1}, {"a": 2.5, "b": "x"}]).to_pylist()
     [{'a': 1.0, 'b': None}, {'a': 2.5, 'b': 'x'}]
     """
     records = [_record(row) for row in rows]
@@ -52,12 +52,12 @@ def _record(row: Any) -> Mapping[Any, Any]:
 
 def _column(name: str, values: list[Any]) -> Any:
     types = set(map(type, values))
-    if types & {datetime, uuid.UUID} or not types.isdisjoint(_CONTAINERS) or any(map(_is_record, types)):
-        values = [_plain(value) for value in values]
+    if types & {datetime, uuid.UUID} or not types.isdisjoint(_NESTED_TYPES) or any(map(_is_record, types)):
+        values = [_to_plain(value) for value in values]
     kinds: dict[str, str] = {}
-    if len(types - {type(None)}) > 1 or datetime in types or not types.isdisjoint(_CONTAINERS):
+    if len(types - {type(None)}) > 1 or datetime in types or not types.isdisjoint(_NESTED_TYPES):
         for value in values:
-            _check(name, value, kinds)
+            _check_one_type(name, value, kinds)
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
@@ -70,20 +70,20 @@ def _is_record(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, uuid.UUID):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _to_plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(inner) for inner in value]
+        return [_to_plain(inner) for inner in value]
     if _is_record(type(value)):
-        return {key: _plain(inner) for key, inner in _record(value).items()}
+        return {key: _to_plain(inner) for key, inner in _record(value).items()}
     return value
 
 
-def _check(path: str, value: Any, kinds: dict[str, str]) -> None:
-    """Raise InvalidUse when another kind of value stands at this path already."""
+def _check_one_type(path: str, value: Any, kinds: dict[str, str]) -> None:
+    """Raise InvalidUse if an earlier value at this path has another type."""
     if value is None:
         return
     kind = type(value).__name__
@@ -97,7 +97,7 @@ def _check(path: str, value: Any, kinds: dict[str, str]) -> None:
         )
     if isinstance(value, dict):
         for key, inner in value.items():
-            _check(f"{path}.{key}", inner, kinds)
+            _check_one_type(f"{path}.{key}", inner, kinds)
     elif isinstance(value, list):
         for inner in value:
-            _check(f"{path}[]", inner, kinds)
+            _check_one_type(f"{path}[]", inner, kinds)

@@ -1,6 +1,6 @@
-"""Where outputs go. Each function makes a small object that takes deliveries.
+"""Sinks for outputs. Each function returns an object that takes deliveries.
 
-Anyone can write another: a class with what `millpond.sinks.base.Sink` says, held to `millpond.testing.sink_suite`.
+To write another, write a class as `mp.lowlevel.Sink` describes and test it with `millpond.testing.sink_suite`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millpond.sinks.base import Delivery
 from millpond.sinks.console import ConsoleSink
 from millpond.sinks.dataframe import DataFrameSink
 from millpond.sinks.discard import DiscardSink
-from millpond.sinks.files import FileSink, Format
+from millpond.sinks.files import FileSink, SinkFormat
 from millpond.sinks.function import FunctionSink
 from millpond.sinks.memory import MemorySink
 
@@ -25,7 +25,7 @@ def __dir__() -> list[str]:
 
 
 def console() -> ConsoleSink:
-    """Print every row on the driver's standard output, as `name: row`. A crash may print a row again.
+    """Print every row on the driver's standard output, as `name: row`. After a crash a row may be printed again.
 
     >>> from millpond import sinks
     >>> from millpond.sinks.base import Delivery
@@ -36,7 +36,7 @@ def console() -> ConsoleSink:
 
 
 def discard() -> DiscardSink:
-    """Take rows nowhere: they are in the log with the batch that made them, and nobody reads them from there.
+    """Deliver no rows: they stay in the log with the batch that made them.
 
     >>> from millpond import sinks
     >>> sinks.discard()
@@ -46,7 +46,7 @@ def discard() -> DiscardSink:
 
 
 def memory() -> MemorySink:
-    """Keep the rows in the driver: `.rows` in the order of delivery, each delivery once.
+    """Keep the rows in the driver's memory: `.rows` in the order of delivery, each delivery once.
 
     >>> from millpond import sinks
     >>> from millpond.sinks.base import Delivery
@@ -58,14 +58,14 @@ def memory() -> MemorySink:
     return MemorySink()
 
 
-def files(path: str | os.PathLike[str], format: Format = "jsonl") -> FileSink:
+def files(path: str | os.PathLike[str], format: SinkFormat = "jsonl") -> FileSink:
     """Write each delivery to a file of its own in the folder `path`, exactly once through any crash.
 
-    `"jsonl"` takes any row that JSON can say: datetimes are written as ISO-8601, Decimals and UUIDs as
+    `"jsonl"` takes any row that JSON can express: datetimes are written as ISO-8601, Decimals and UUIDs as
     strings, bytes as base64, sets and tuples as lists, nan and the infinities as null. `"parquet"` takes
-    dicts, dataclasses and Structs, and wants one type per field; a type that changes from delivery to
-    delivery makes files that differ. Files sort by batch and partition. The folder is made when the first
-    row comes, and every worker must see it under the same path.
+    dicts, dataclasses and Structs, with one type per field; if the type changes from delivery to delivery, so
+    do the schemas of the files. Files sort by batch and partition. The first row makes the folder, and every
+    worker must see it under the same path.
 
     >>> import pathlib, tempfile
     >>> from millpond import sinks
@@ -86,8 +86,8 @@ def function(
 ) -> FunctionSink:
     """Call `f(rows, delivery)` for each delivery, in the driver or in the workers.
 
-    A delivery may come again after a crash, with the same rows and the same `delivery.id`: a function that
-    writes somewhere should write the id with the rows, or overwrite by it. It raises `Unavailable` to be
+    After a crash a delivery may be repeated, with the same rows and the same `delivery.id`: a function that
+    writes somewhere should store the id with the rows, or overwrite by it. It raises `Unavailable` to be
     called again later.
 
     >>> from millpond import sinks
@@ -106,8 +106,8 @@ def dataframe(f: Callable[[Any, Delivery], Any], schema: Any = None) -> DataFram
 
     The rows are read as JSON: `schema` names the columns and their types, and without it Spark infers them
     from each batch. All partitions come in one frame, so the delivery's partition is that of the first. A
-    crash may call `f` again with the same delivery and the same rows: write so that the second time counts for
-    nothing, for example with `mode("overwrite")` to a path that holds `delivery.batch`, or Delta's `txnVersion`.
+    crash may cause a second call with the same delivery and the same rows: write so that it has no further
+    effect, for example with `mode("overwrite")` to a path that holds `delivery.batch`, or Delta's `txnVersion`.
 
     >>> from millpond import sinks
     >>> def write(df, delivery):

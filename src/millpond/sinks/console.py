@@ -1,19 +1,19 @@
-"""The driver's standard output, as a sink."""
+"""A sink that prints rows on the driver's standard output."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any, Literal
 
-from millpond.sinks import json_text as text
 from millpond.sinks.base import Delivery
+from millpond.sinks.json_text import format_row
 
 
 class ConsoleSink:
     """Made by `millpond.sinks.console`; a line per row: the sink's name, then the row.
 
-    A terminal cannot take anything back or say what it showed, so a delivery that is repeated after a
-    crash is printed again: every row at least once.
+    A terminal cannot remember what it has shown, so a delivery that is repeated after a crash is printed
+    again: every row is printed at least once.
 
     >>> from millpond.sinks.base import Delivery
     >>> from millpond.sinks import console
@@ -25,8 +25,8 @@ class ConsoleSink:
 
     def deliver(self, rows: list[Any], delivery: Delivery) -> None:
         """Print the rows, all in one write."""
-        # the stream is looked up each time: notebooks and tests put their own in its place
-        sys.stdout.write("".join(f"{delivery.sink}: {text.line(row)}\n" for row in rows))
+        # looked up each time: notebooks and tests replace it
+        sys.stdout.write("".join(f"{delivery.sink}: {format_row(row)}\n" for row in rows))
         sys.stdout.flush()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The dataframe sink: each batch's outputs as a Spark DataFrame, given to a function of the user's."""
+"""A sink that passes each batch's outputs as a Spark DataFrame to a function of the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millpond.sinks.base import Delivery
 
 
 class DataFrameSink:
-    """Called on the driver, once per batch that has outputs, with all partitions' rows in one DataFrame."""
+    """Made by `millpond.sinks.dataframe`; called on the driver, once per batch with outputs, for all partitions."""
 
     def __init__(self, f: Callable[[Any, Delivery], Any], schema: Any = None) -> None:
         if not callable(f):
@@ -22,6 +22,6 @@ class DataFrameSink:
         raise InvalidUse("sinks.dataframe needs Spark: run the app with app.run()")
 
     def deliver_frame(self, spark: Any, lines: Any, delivery: Delivery) -> None:
-        """Make a DataFrame of rows that are JSON text, and hand it over."""
+        """Call the function with a DataFrame of rows that are JSON text."""
         reader = spark.read if self.schema is None else spark.read.schema(self.schema)
         self.f(reader.json(lines), delivery)

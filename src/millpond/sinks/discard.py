@@ -1,4 +1,4 @@
-"""A sink that takes nothing."""
+"""A sink that is never called: its outputs stay in the log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from millpond.sinks.base import Delivery
 
 
 class DiscardSink:
-    """Made by `millpond.sinks.discard`: for measuring, and for outputs that only the log is to hold.
+    """Made by `millpond.sinks.discard`: for measurements, and for outputs that only the log should contain.
 
     >>> from millpond.sinks.base import Delivery
     >>> from millpond.sinks import discard

@@ -1,4 +1,4 @@
-"""A folder that gets one file per delivery, as a sink."""
+"""A sink that writes one file per delivery into a folder."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import pyarrow.parquet as pq
 from millpond.errors import InvalidUse
 from millpond.log import checked
 from millpond.log.paths import MOST_ELEMENT, cut
-from millpond.rows import arrow_tables as columns
-from millpond.sinks import json_text as text
+from millpond.rows.arrow_tables import rows_to_table
 from millpond.sinks.base import Delivery, Registration
+from millpond.sinks.json_text import encode_json_lines
 from millpond.storage import LocalStorage
 
-Format = Literal["jsonl", "parquet"]
+SinkFormat = Literal["jsonl", "parquet"]
 
-FORMATS: tuple[Format, ...] = get_args(Format)
+FORMATS: tuple[SinkFormat, ...] = get_args(SinkFormat)
 
-MOST_SINK = MOST_ELEMENT - 75  # bytes of the sink's name in a file's name; the rest of it takes up to 69
-REGISTER = "_millpond"  # readers of folders leave out what begins with an underscore
+MAX_SINK_BYTES = MOST_ELEMENT - 75  # of the sink's name in a file name; the other parts take up to 69
+REGISTER = "_millpond"  # readers of folders skip names that begin with an underscore
 
 
 class FileSink:
-    """Made by `millpond.sinks.files`; holds each delivery exactly once, through any crash.
+    """Made by `millpond.sinks.files`; writes each delivery exactly once, whatever crashes.
 
-    A delivery is written under a hidden name, synced, and linked to the name that its id gives, unless that name is
-    taken. So a file is there whole or not at all, and of two drivers that deliver the same, one does. An empty
+    A delivery is written under a hidden name, synced, and linked to the name that its id determines, unless that name
+    is taken. So a file is there whole or not at all, and if two drivers deliver the same, one succeeds. An empty
     delivery leaves no file. A delivery that was rolled back becomes a file without rows, whose name stays taken. A
-    process killed while it writes leaves its hidden file behind, which no reader of folders looks at.
+    process that is killed while it writes leaves a hidden file, which readers of folders skip.
 
     >>> import tempfile
     >>> from millpond.sinks import files
@@ -43,7 +43,7 @@ class FileSink:
 
     where: Literal["driver", "workers"] = "workers"
 
-    def __init__(self, path: str | os.PathLike[str], format: Format = "jsonl") -> None:
+    def __init__(self, path: str | os.PathLike[str], format: SinkFormat = "jsonl") -> None:
         given = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
         if not isinstance(given, str) or not given:
             raise InvalidUse(f"sinks.files(path): expected a folder, such as 'out/', got {path!r}")
@@ -58,25 +58,25 @@ class FileSink:
         self._format = format
 
     def deliver(self, rows: list[Any], delivery: Delivery) -> None:
-        """Put the rows into the delivery's file; on return they survive a power loss.
+        """Write the delivery's file; on return it survives a power loss.
 
-        Raises Unavailable when the disk is full or does not answer, and InvalidUse when the folder cannot be written
-        or a row has no place in the format.
+        Raises Unavailable if the disk is full or does not respond, and InvalidUse if the folder cannot be written or
+        the format cannot express a row.
         """
         others = [file_name(delivery, other) for other in FORMATS if other != self._format]
         if not rows or any(map(self._exists, others)):  # delivered before the program's format was changed
             return
-        self._storage.put_new(file_name(delivery, self._format), self._packed(rows))
+        self._storage.put_new(file_name(delivery, self._format), self._encode_rows(rows))
 
     def rollback(self, deliveries: Sequence[Delivery], rows: Callable[[Delivery], list[Any]]) -> None:
-        """Put a file without rows in the place of each delivery, with its columns, whether it had arrived or not."""
+        """Replace the file of each delivery by one without rows, or create it, so that the name stays taken."""
         for delivery in deliveries:
             for format in FORMATS:
                 name = file_name(delivery, format)
                 if format == self._format or self._exists(name):
                     self._make_void(name, lambda delivery=delivery: rows(delivery))  # type: ignore[misc]
 
-    # --- what the folder knows of its driver ---
+    # --- the register: which driver delivers here ---
 
     @property
     def target(self) -> str:
@@ -84,66 +84,66 @@ class FileSink:
         return self._storage.root
 
     def registrations(self, app: str, incarnation: str, sink: str) -> list[Registration]:
-        """The entries in the folder's register, a file for each claim."""
+        """Return the entries in the folder's register, a file for each claim."""
         found = []
-        for item in self._storage.list(_register(incarnation, sink)):
+        for item in self._storage.list(_register_folder(incarnation, sink)):
             data = checked.read(
                 self._storage,
                 item.path,
                 help="It says which driver delivers here. If no other copy of the app is running, delete that file; it "
                 "will be written again.",
             )
-            if data is not None:  # else it was forgotten since it was listed
+            if data is not None:  # it may have been forgotten since it was listed
                 found.append(msgspec.json.decode(data, type=Registration))
         return found
 
     def register(self, registration: Registration) -> None:
-        """Write the entry of a claim, beside the files and hidden from readers of folders."""
-        checked.write(self._storage, _entry(registration), registration)
+        """Write the entry of a claim into the register, which readers of folders skip."""
+        checked.write(self._storage, _register_file(registration), registration)
 
     def forget(self, registrations: Sequence[Registration]) -> None:
         """Remove the entries of some claims."""
-        self._storage.delete([_entry(registration) for registration in registrations])
+        self._storage.delete([_register_file(registration) for registration in registrations])
 
     def status(self, delivery: Delivery) -> Literal["held", "void", "gone"]:
-        """Whether the delivery's file is there, in any format, and has rows."""
+        """Return whether the delivery's file exists, in any format, and has rows."""
         there = [name for format in FORMATS if self._exists(name := file_name(delivery, format))]
         if not there:
             return "gone"
         return "void" if all(map(self._is_void, there)) else "held"
 
     def take_back(self, registration: Registration, known: Callable[[int, str], bool]) -> Callable[[], list[str]]:
-        """Find the files of deliveries that are not `known`; the function that is returned empties them."""
+        """Find the files of deliveries that are not `known`; return a function that empties them."""
         found = [
             name
             for name, batch, attempt in self._deliveries(registration.incarnation, registration.sink)
             if not known(batch, attempt)
         ]
 
-        def empty_them() -> list[str]:
+        def empty_files() -> list[str]:
             for name in found:
                 self._make_void(name, list)
             return found
 
-        return empty_them
+        return empty_files
 
     def revive(self, rows: list[Any], delivery: Delivery) -> None:
-        """Put the rows in the place of the delivery's file, which has none."""
-        self._storage.put(file_name(delivery, self._format), self._packed(rows))
+        """Replace the delivery's empty file by one with the rows."""
+        self._storage.put(file_name(delivery, self._format), self._encode_rows(rows))
 
     def _deliveries(self, incarnation: str, sink: str) -> Iterator[tuple[str, int, str]]:
-        """The name, batch and attempt of every file of one incarnation and sink."""
+        """Yield the name, batch and attempt of every file of one incarnation and sink."""
         for item in self._storage.list(""):
             batch, partition, rest = item.path[:20], item.path[21:26], item.path[27:]
-            names = dict.fromkeys([_quoted(sink), quote(sink, safe="")])  # as it is in files of format 1
+            names = dict.fromkeys([_quote_sink(sink), quote(sink, safe="")])  # as in files of format 1
             ending = next((e for n in names for f in FORMATS if rest.endswith(e := f"-{n}.{f}")), None)
             if ending and batch.isdigit() and partition.isdigit() and rest.startswith(incarnation):
                 attempt = rest.removesuffix(ending).removeprefix(incarnation)
                 if "-" not in attempt[1:] and attempt[:1] in ("", "-"):
                     yield item.path, int(batch), attempt[1:]
 
-    def _packed(self, rows: list[Any]) -> bytes | memoryview:
-        return text.lines(rows) if self._format == "jsonl" else _parquet(columns.table(rows))
+    def _encode_rows(self, rows: list[Any]) -> bytes | memoryview:
+        return encode_json_lines(rows) if self._format == "jsonl" else _encode_parquet(rows_to_table(rows))
 
     def _exists(self, name: str) -> bool:
         return self._storage.get_range(name, 0, 0) is not None
@@ -155,46 +155,48 @@ class FileSink:
         return data is not None and pq.read_metadata(pa.BufferReader(data)).num_rows == 0
 
     def _make_void(self, name: str, rows: Callable[[], list[Any]]) -> None:
-        self._storage.put(name, b"" if name.endswith(".jsonl") else _parquet(self._columns(name, rows).empty_table()))
+        self._storage.put(
+            name, b"" if name.endswith(".jsonl") else _encode_parquet(self._schema_of(name, rows).empty_table())
+        )
 
-    def _columns(self, name: str, rows: Callable[[], list[Any]]) -> pa.Schema:
+    def _schema_of(self, name: str, rows: Callable[[], list[Any]]) -> pa.Schema:
         data = self._storage.get(name)
         if data is not None:
             return pq.read_schema(pa.BufferReader(data))
         found = rows()
-        return columns.table(found).schema if found else pa.schema([])
+        return rows_to_table(found).schema if found else pa.schema([])
 
     def __repr__(self) -> str:
         return f"files({self.target!r}, format={self._format!r})"
 
 
 def file_name(delivery: Delivery, format: str) -> str:
-    """The name that only this delivery has; names sort by batch, then by partition.
+    """Return the name of the delivery's file, which no other has; names sort by batch, then by partition.
 
     >>> file_name(Delivery("orders", "5e1f", "totals", 42, 3, "a7c0"), "jsonl")
     '00000000000000000042-00003-5e1f-a7c0-totals.jsonl'
     """
-    # the incarnation is the app's own, so the app's name adds nothing; two sinks may share a folder
+    # No two apps share an incarnation, so the app's name is not needed. Two sinks may share a folder.
     attempt = f"{delivery.attempt}-" if delivery.attempt else ""  # records of format 1 have none
-    sink = _quoted(delivery.sink) if delivery.attempt else quote(delivery.sink, safe="")
+    sink = _quote_sink(delivery.sink) if delivery.attempt else quote(delivery.sink, safe="")
     return f"{delivery.batch:020d}-{delivery.partition:05d}-{delivery.incarnation}-{attempt}{sink}.{format}"
 
 
-def _quoted(sink: str) -> str:
-    """A sink's name as a part of a file's name, so that all of it fits into one."""
-    return cut(quote(sink, safe=""), MOST_SINK)
+def _quote_sink(sink: str) -> str:
+    """Return a sink's name as part of a file name, cut if it is too long for that."""
+    return cut(quote(sink, safe=""), MAX_SINK_BYTES)
 
 
-def _register(incarnation: str, sink: str) -> str:
-    return f"{REGISTER}/{incarnation}-{_quoted(sink)}"
+def _register_folder(incarnation: str, sink: str) -> str:
+    return f"{REGISTER}/{incarnation}-{_quote_sink(sink)}"
 
 
-def _entry(registration: Registration) -> str:
-    folder = _register(registration.incarnation, registration.sink)
+def _register_file(registration: Registration) -> str:
+    folder = _register_folder(registration.incarnation, registration.sink)
     return f"{folder}/{registration.claim:020d}-{registration.claim_attempt}.json"
 
 
-def _parquet(table: pa.Table) -> memoryview:
+def _encode_parquet(table: pa.Table) -> memoryview:
     buffer = pa.BufferOutputStream()
     pq.write_table(table, buffer)
     return memoryview(buffer.getvalue())

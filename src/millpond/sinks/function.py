@@ -1,4 +1,4 @@
-"""A Python function per delivery, as a sink."""
+"""A sink that calls a Python function for each delivery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millpond.sinks.base import Delivery
 
 
 class FunctionSink:
-    """Made by `millpond.sinks.function`; what the function makes of a delivery is the user's.
+    """Made by `millpond.sinks.function`; calls the user's function with each delivery.
 
     >>> from millpond.sinks.base import Delivery
     >>> from millpond.sinks import function
@@ -32,7 +32,7 @@ class FunctionSink:
         self.where: Literal["driver", "workers"] = where
 
     def deliver(self, rows: list[Any], delivery: Delivery) -> None:
-        """Call the function; what it raises is raised."""
+        """Call the function; its exceptions pass through."""
         self._f(rows, delivery)
 
     def __repr__(self) -> str:

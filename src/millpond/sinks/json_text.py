@@ -1,8 +1,8 @@
-"""Rows as plain JSON that every tool reads.
+"""Writes rows as plain JSON that every tool can read.
 
 Datetimes are ISO-8601, Decimals and UUIDs strings, bytes base64, sets and tuples lists, dataclasses and
-Structs objects; nan and the infinities, which JSON lacks, are null. What was what is not kept: this is for
-readers outside, state and outputs inside keep their types.
+Structs objects; nan and the infinities, which JSON lacks, are null. The types are lost: this is for other programs.
+State and outputs in the log keep their types.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ import msgspec
 
 from millpond.errors import InvalidUse
 
-_ENCODER = msgspec.json.Encoder()
+_json_encoder = msgspec.json.Encoder()
 
 
-def lines(rows: list[Any]) -> bytes:
-    r"""The rows, one per line. Raises InvalidUse with the row that is no JSON.
+def encode_json_lines(rows: list[Any]) -> bytes:
+    r"""Encode the rows, one per line. Raises InvalidUse, with the row, if one cannot be JSON.
 
-    >>> lines([{"n": 1}, {"tags": ("a", "b")}])
+    >>> encode_json_lines([{"n": 1}, {"tags": ("a", "b")}])
     b'{"n":1}\n{"tags":["a","b"]}\n'
     """
     try:
-        return _ENCODER.encode_lines(rows)
+        return _json_encoder.encode_lines(rows)
     except (TypeError, ValueError, RecursionError):
         for row in rows:
-            _encoded(row)
+            _encode(row)
         raise
 
 
-def line(row: Any) -> str:
-    """One row, to be read by a person.
+def format_row(row: Any) -> str:
+    """Return one row as JSON for people to read, or its `repr` if it cannot be JSON.
 
-    >>> line({"n": 1, "tags": ("a", "b")})
+    >>> format_row({"n": 1, "tags": ("a", "b")})
     '{"n": 1, "tags": ["a", "b"]}'
     """
     try:
-        return msgspec.json.format(_ENCODER.encode(row), indent=0).decode()
+        return msgspec.json.format(_json_encoder.encode(row), indent=0).decode()
     except (TypeError, ValueError, RecursionError):
-        return repr(row)  # better than no line at all
+        return repr(row)
 
 
-def _encoded(row: Any) -> bytes:
+def _encode(row: Any) -> bytes:
     try:
-        return _ENCODER.encode(row)
+        return _json_encoder.encode(row)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidUse(
             f"a row cannot be written as JSON: {error}. The row: {repr(row)[:500]}. Make it of dicts with "

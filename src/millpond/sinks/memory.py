@@ -1,4 +1,4 @@
-"""A list in the driver, as a sink."""
+"""A sink that keeps rows in a list in the driver."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from millpond.sinks.base import Delivery
 
 
 class MemorySink:
-    """Made by `millpond.sinks.memory`; `.rows` are the rows and `.deliveries` the names, as they came.
+    """Made by `millpond.sinks.memory`; `.rows` has the rows and `.deliveries` their names, in order.
 
-    A delivery that came before is not added again. A new process starts empty: what an earlier one was
-    given is not there. The sink travels to workers without its rows, and nobody calls it there.
+    A repeated delivery is not added again. A new process starts empty. A pickled copy has no rows; it is never
+    called in the workers.
 
     >>> from millpond.sinks.base import Delivery
     >>> from millpond.sinks import memory
@@ -30,7 +30,7 @@ class MemorySink:
         self._known: set[str] = set()
 
     def deliver(self, rows: list[Any], delivery: Delivery) -> None:
-        """Keep the rows, unless this delivery came before."""
+        """Add the rows, unless this delivery was added before."""
         if delivery.id not in self._known:
             self._known.add(delivery.id)
             self.deliveries.append(delivery)

@@ -1,6 +1,6 @@
-"""Where rows come from. Each function makes a small object that plans on the driver and reads in tasks.
+"""Sources of rows. Each function returns an object that plans on the driver and reads in tasks.
 
-Anyone can write another: a class with the two methods of `millpond.sources.base.Source`, held to
+To write another, write a class with the two methods of `mp.lowlevel.Source` and test it with
 `millpond.testing.source_suite`.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from millpond.sources.files import FileSource, Format
+from millpond.sources.files import FileSource, SourceFormat
 from millpond.sources.rate import RateSource
 from millpond.sources.row_list import RowSource
 
@@ -22,20 +22,19 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def files(path: str | os.PathLike[str], format: Format | None = None) -> FileSource:
-    """The rows of a file, of a folder, or of what a glob matches, which may all keep growing.
+def files(path: str | os.PathLike[str], format: SourceFormat | None = None) -> FileSource:
+    """Read the rows of a file, a folder or a glob. Files may be added, and may grow.
 
-    `format` is `"jsonl"`, `"csv"` or `"parquet"`; without it the names of the files tell (.jsonl, .ndjson,
-    .csv, .parquet). A folder means the files in it, not its subfolders; `**` in a glob means these too. Names
-    that begin with `.` or `_` are left out. Files are read in the order of their names, a new one when it is
-    there, and appended lines when their newline is there: a half-written last line waits. What is there must
-    stay. A file named .gz is unpacked, and read by one task. Every worker must see the files under the same
-    path.
+    `format` is `"jsonl"`, `"csv"` or `"parquet"`; without it the names of the files show it (.jsonl, .ndjson, .csv,
+    .parquet). A folder means the files in it, not its subfolders; `**` in a glob includes subfolders. Names that begin
+    with `.` or `_` are left out. Files are read in the order of their names; an appended line is read when its newline
+    is there. Bytes that were read must stay. A file named .gz is unpacked and read by one task. Every worker must see
+    the files under the same path.
 
     - JSON lines: any JSON value per line; blank lines are skipped.
     - CSV: each file's first line names the fields; all values are strings, and `type=` on the stream converts
-      them. A field holds up to 131,072 characters. A quote that is not closed makes a bad row of its line.
-    - Parquet: Arrow columns, until a function needs Python rows.
+      them. A field has up to 131,072 characters. A line with a quote that is never closed is a bad row.
+    - Parquet: Arrow columns, which become Python rows where a function needs them.
 
     >>> import pathlib, tempfile
     >>> from millpond import sources
@@ -52,9 +51,9 @@ def files(path: str | os.PathLike[str], format: Format | None = None) -> FileSou
 
 
 def rows(rows: Iterable[Any]) -> RowSource:
-    """The rows of a list, of any type. Rows appended to the list later are read later.
+    """Read the rows of a list, of any type. Rows that are appended later are read later.
 
-    A restart goes on after the rows that were read: give the same list, perhaps with more at its end.
+    A restart goes on after the rows that were read: give the same list, with new rows at its end.
 
     >>> from millpond import sources
     >>> from millpond.sources.base import Limit
@@ -67,10 +66,10 @@ def rows(rows: Iterable[Any]) -> RowSource:
 
 
 def rate(rows_per_second: float, start: datetime | float | None = None) -> RateSource:
-    """Rows `{"timestamp": …, "value": 0, 1, 2, …}` at a steady pace, from `start` or the first batch on.
+    """Make rows `{"timestamp": …, "value": 0, 1, 2, …}` at a steady rate, from `start` or the first batch on.
 
-    Row n bears the time `start + n / rows_per_second`, however late it is read. Rows that fell due while
-    the app was down come when it is up again.
+    Row n has the time `start + n / rows_per_second`, however late it is read. Rows that fall due while the app is down
+    come after its restart.
 
     >>> from millpond import sources
     >>> from millpond.sources.base import Limit

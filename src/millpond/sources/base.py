@@ -130,8 +130,8 @@ class Source(Protocol):
         """Return the splits to read next; an empty list if all of the input is read for now.
 
         Called on the driver, once per batch and before any `read`; again with a smaller limit if a task met more rows
-        than its share. Reads no row. `now` is the batch's time in seconds since the epoch. The splits must not exceed
-        `limit.rows` if the source knows the number of rows; otherwise it plans by an estimate.
+        than its share. Reads no row. `now` is the batch's time in seconds since the epoch. The splits must not
+        exceed `limit.rows` if the source knows the number of rows; otherwise it plans by an estimate.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""CSV: the first line names the fields, every value is a string, quoted values may hold newlines.
+"""Reads CSV: the first line names the fields, every value is a string, quoted values may contain newlines.
 
-Nothing guesses types; `type=` on the stream converts. A file is read by one task per batch, because
-only a reader that comes from the start of a record knows which newline ends one.
+No types are guessed; `type=` on the stream converts. One task per batch reads a file, because only a reader that starts
+at a record knows which newline ends it.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import IO, Any
 
 from millpond.errors import InvalidUse
 from millpond.sources.base import BadRow, Chunk, Split
-from millpond.sources.line_plan import entry_at
-from millpond.sources.lines import BLOCK, BOM, SMALL_BLOCK, blocks, compressed, newlines_before, opened
+from millpond.sources.line_plan import position_entry
+from millpond.sources.lines import BLOCK, BOM, SMALL_BLOCK, blocks, is_gzip, newlines_before, open_first_bytes
 from millpond.sources.ranges import CHUNK_BYTES, CHUNK_ROWS
 
 
-def read(split: Split) -> Iterator[Chunk]:
-    """The records that begin in the split as dicts; records that do not fit the header as bad rows.
+def read_csv(split: Split) -> Iterator[Chunk]:
+    """Yield the records that begin in the split as dicts; records that do not fit the header become bad rows.
 
-    Raises InvalidUse when a header names one field twice. A record that has not ended yet waits; in a split that is
-    `ended` no more of it will come, and the line in which it begins is a bad row.
+    Raises InvalidUse if the header names a field twice. A record that is not complete waits for the next batch; in a
+    split that is `ended` it will not be completed, and the line in which it begins becomes a bad row.
     """
     path, size, start = split.detail["path"], split.detail["size"], split.start
     cap: int | None = split.detail.get("rows")
     is_ended = bool(split.detail.get("ended"))
-    with opened(path, size) as file:
+    with open_first_bytes(path, size) as file:
         header = _Records(file, 0, size, path, SMALL_BLOCK, is_ended)
         names = _header(header, path)
         if names is None:
@@ -56,22 +56,22 @@ def read(split: Split) -> Iterator[Chunk]:
                 elif len(fields) == len(names):
                     rows.append(dict(zip(names, fields, strict=True)))
                     numbers.append(line)
-                elif fields:  # a blank line has no fields at all
+                elif fields:  # a blank line has no fields
                     came = f"expected {len(names)} fields ({', '.join(names)}), got {len(fields)}"
                     bad.append(BadRow(records.where(line), records.raw(), came))
             taken += len(rows) + len(bad)
-            yield Chunk(rows, records.position(), _Where(path, size, at, numbers), bad)
+            yield Chunk(rows, records.position(), _RecordLocator(path, size, at, numbers), bad)
 
 
 def _header(records: _Records, path: str) -> list[str] | None:
-    """The names of the fields; None while the header is not complete."""
+    """Return the names of the fields, or None if the header is not complete yet."""
     while True:
         fields = records.next()
         if fields is None:
             return None
         if isinstance(fields, str):
             raise InvalidUse(
-                f"{path}, line 1: expected a CSV header that names the fields, got: {fields}. Mend the file."
+                f"{path}, line 1: expected a CSV header that names the fields, got: {fields}. Correct the file."
             )
         if fields:
             break
@@ -83,8 +83,8 @@ def _header(records: _Records, path: str) -> list[str] | None:
     return fields
 
 
-class _Where:
-    """In words, where row i of a chunk stands; reads the file's beginning when asked."""
+class _RecordLocator:
+    """Says in words where row i of a chunk is. Each call reads the beginning of the file."""
 
     def __init__(self, path: str, size: int, start: int, numbers: list[int]) -> None:
         self._path, self._size, self._start, self._numbers = path, size, start, numbers
@@ -95,29 +95,29 @@ class _Where:
 
 
 class _Records:
-    """Records one by one, with the offset after the last complete one.
+    """Reads records one by one and knows the offset after the last complete one.
 
-    csv.reader asks for a further line only while a record is open, so after each record the lines that
-    were handed out are exactly the lines of the records so far. A record whose quote is never closed would take all
-    lines that follow: only its first line is given up as a bad row, and the others are read again on their own.
+    csv.reader takes a further line only while a record is open, so after each record the lines that it took are exactly
+    the lines of the records so far. A record whose quote is never closed would take all lines that follow: only its
+    first line becomes a bad row, and the others are read again.
     """
 
     def __init__(self, file: IO[bytes], start: int, size: int, path: str, block: int, is_ended: bool) -> None:
         self.start = self.offset = start  # the offset after the last complete record
         self.line = 0  # lines before it, from the start
-        self.exhausted = False  # no complete record is left
-        self._is_ended = is_ended  # what is not complete will not become so
+        self.exhausted = False  # whether no complete record is left
+        self._is_ended = is_ended  # whether an incomplete record stays incomplete
         self._is_open = False  # the record after the last complete one has a quote that is not closed
         self._path, self._size = path, size
-        self._before: int | None = None  # lines before the start, counted when somebody asks
-        self._garbled: str | None = None  # why a line of the record in hand is no text
-        self._blocks = blocks(file, start, None, None if compressed(path) else size, block)
-        self._left: Iterator[bytes] = iter(())  # lines of the block in hand
-        self._held: list[bytes] = []  # the raw lines of the record in hand
+        self._before: int | None = None  # lines before the start, counted on demand
+        self._garbled: str | None = None  # why a line of the current record is not UTF-8
+        self._blocks = blocks(file, start, None, None if is_gzip(path) else size, block)
+        self._left: Iterator[bytes] = iter(())  # lines of the current block
+        self._held: list[bytes] = []  # the raw lines of the current record
         self._reader = csv.reader(self._lines(), strict=True)
 
     def next(self) -> list[str] | str | None:
-        """The fields of the next record, or what is wrong with it, or None when no complete one is left."""
+        """Return the fields of the next record, or what is wrong with it, or None if no complete one is left."""
         self._held.clear()
         self._garbled = problem = None
         fields: list[str] = []
@@ -127,7 +127,7 @@ class _Records:
             return None
         except csv.Error as error:
             problem = str(error)
-        if self.exhausted:  # the record was still open when the complete lines ended
+        if self.exhausted:  # the complete lines ended inside the record
             if not self._is_ended or self._ends_in_a_line():
                 self._is_open = True
                 return None
@@ -140,7 +140,7 @@ class _Records:
         return fields if problem is None else problem
 
     def _give_up(self, why: str) -> str:
-        """Take the first line alone for the record in hand, and go on with the next line; what is wrong with it."""
+        """Make the first line alone the current record, go on with the next line, and return what is wrong."""
         self._left = iter([*self._held[1:], *self._left])
         del self._held[1:]
         self._garbled, self.exhausted = None, False
@@ -148,24 +148,24 @@ class _Records:
         return f"expected a second quote that closes the field, {why}"
 
     def position(self) -> dict[str, Any]:
-        """How far the file has been read."""
-        entry: dict[str, Any] = entry_at(self.offset, self._path, self._size, at_end=self.exhausted)
+        """Return the position entry: how far the file has been read."""
+        entry: dict[str, Any] = position_entry(self.offset, self._path, self._size, at_end=self.exhausted)
         if self._is_open:
             entry["open"] = "line" if self._ends_in_a_line() else "record"
-        elif "seen" in entry and not compressed(self._path):
+        elif "seen" in entry and not is_gzip(self._path):
             entry["open"] = None
         return entry
 
     def _ends_in_a_line(self) -> bool:
-        """Whether an incomplete line follows the record in hand, which is the last: a writer is not done with it."""
-        return not compressed(self._path) and self.offset + sum(map(len, self._held)) + len(self._held) < self._size
+        """Whether an incomplete line follows the current record, so that a writer is probably at work."""
+        return not is_gzip(self._path) and self.offset + sum(map(len, self._held)) + len(self._held) < self._size
 
     def raw(self) -> str:
-        """The record in hand as it stands in the file."""
+        """Return the current record as it is in the file."""
         return b"\n".join(self._held).decode(errors="backslashreplace")
 
     def where(self, line: int) -> str:
-        """In words, where the record stands that has `line` lines before it in this reading."""
+        """Say in words where the record is that has `line` lines before it, counted from the start of this reader."""
         if self._before is None:
             self._before = newlines_before(self._path, self._size, self.start)
         return f"{self._path}, line {self._before + line + 1}"

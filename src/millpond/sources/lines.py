@@ -1,7 +1,7 @@
-"""Complete lines of a file, in blocks: what JSON lines and CSV have in common.
+"""Complete lines of a file, in blocks, for JSON lines and CSV.
 
-A line counts only when its newline stands below the `size` that the plan saw. What a writer appends
-while tasks read is therefore nobody's in this batch, and two reads of one split cannot differ.
+A line counts only if its newline is within the `size` that the plan saw. So no task of this batch reads what a writer
+appends meanwhile, and two reads of one split give the same lines.
 """
 
 from __future__ import annotations
@@ -17,42 +17,46 @@ from millpond.errors import InvalidUse
 
 BLOCK = 4 << 20
 SMALL_BLOCK = 256 << 10  # for a split that is capped at a few rows
-OVERSHOOT = 64 << 10  # how far past its stop a split reads at a time, to finish the line that crosses it
+OVERSHOOT = 64 << 10  # bytes read at a time past the stop of a split, to finish the line that crosses it
 BOM = b"\xef\xbb\xbf"
 
 
-def compressed(path: str) -> bool:
+def is_gzip(path: str) -> bool:
+    """Whether the name says that the file is gzip."""
     return path.endswith(".gz")
 
 
 @contextmanager
-def opened(path: str, size: int) -> Iterator[IO[bytes]]:
-    """The file's first `size` bytes, unpacked where its name ends in .gz.
+def open_first_bytes(path: str, size: int) -> Iterator[IO[bytes]]:
+    """Open the first `size` bytes of a file, unpacked if its name ends in .gz.
 
-    Raises InvalidUse when the file is gone, smaller than the plan saw it, also while it is read, or no gzip.
+    Raises InvalidUse if the file is gone, is not gzip, or is shorter than `size`, at first or while it is read.
     """
     try:
-        raw = _Begun(path, size)
+        raw = _UnshrunkFile(path, size)
     except FileNotFoundError:
-        raise InvalidUse(f"{path}: expected a file of {size} bytes, and it is gone. Put it back.") from None
+        raise InvalidUse(f"{path}: expected a file of {size} bytes, but it is gone. Put it back.") from None
     with raw:
         came = raw.seek(0, io.SEEK_END)
         if came < size:
-            raise shrank(path, size, came)
+            raise shrunk_file_error(path, size, came)
         raw.seek(0)
-        if not compressed(path):
+        if not is_gzip(path):
             yield cast(IO[bytes], raw)
             return
-        with gzip.GzipFile(fileobj=cast(Any, io.BufferedReader(_Head(raw, size), BLOCK))) as unpacked:
+        with gzip.GzipFile(fileobj=cast(Any, io.BufferedReader(_FirstBytes(raw, size), BLOCK))) as unpacked:
             try:
                 yield cast(IO[bytes], unpacked)
             except (gzip.BadGzipFile, zlib.error) as error:
-                raise InvalidUse(f"{path}: expected gzip, as the name says, got {error}. Mend or rename it.") from None
+                raise InvalidUse(
+                    f"{path}: expected a gzip file, as its name says, got {error}. Repair or rename it."
+                ) from None
 
 
-def shrank(path: str, expected: int, came: int, what: str = "bytes") -> InvalidUse:
+def shrunk_file_error(path: str, expected: int, came: int, what: str = "bytes") -> InvalidUse:
+    """Return the error for a file that is shorter than what was planned or read of it."""
     return InvalidUse(
-        f"{path}: expected at least {expected} {what}, which were read before, and the file holds {came}. "
+        f"{path}: expected at least {expected} {what}, which were read before, but the file has {came}. "
         "A source file may grow and must not shrink or be rewritten: put the old content back, or give "
         "new content a new name."
     )
@@ -61,10 +65,10 @@ def shrank(path: str, expected: int, came: int, what: str = "bytes") -> InvalidU
 def blocks(
     file: IO[bytes], start: int, stop: int | None, size: int | None, block: int = BLOCK
 ) -> Iterator[tuple[bytes, int]]:
-    """The complete lines that begin in [start, stop), without the last newline, and the offset after them.
+    """Yield blocks of the complete lines that begin in [start, stop), without the last newline, and the offset after.
 
-    `start` must be the start of a line and where the file stands. Without a `stop` all complete lines
-    come; without a `size` the end of the stream is the end.
+    `start` must be the start of a line and the position of `file`. If `stop` is None, all complete lines are read; if
+    `size` is None, up to the end of the stream.
     """
     pieces: list[bytes] = []  # of a line that has not ended yet
     at = done = start
@@ -96,10 +100,10 @@ def blocks(
 
 
 def first_line_from(file: IO[bytes], offset: int, base: int, size: int) -> int:
-    """Where the first line begins at or after `offset`, or, if none does, where the last one ends.
+    """Return where the first line at or after `offset` begins or, if there is none, where the last one ends.
 
     `base` is an offset at or before `offset` that is known to be the start of a line. The two splits
-    that meet at `offset` both ask this and get one answer, so that no line is read twice or by none.
+    that meet at `offset` both call this and get the same answer, so that every line is read once.
     """
     if offset <= base:
         return base
@@ -125,41 +129,41 @@ def first_line_from(file: IO[bytes], offset: int, base: int, size: int) -> int:
 
 
 def newlines_before(path: str, size: int, offset: int) -> int:
-    """How many lines end before `offset`. Reads the file from where it was last asked: asked only for bad rows."""
-    global _counted
-    known, at, count = _counted
+    """Return how many lines end before `offset`. Slow: it reads the file from where the last call ended."""
+    global _newline_cache
+    known, at, count = _newline_cache
     if known != (path, size) or at > offset:
         at = count = 0
     left = offset - at
-    with opened(path, size) as file:
+    with open_first_bytes(path, size) as file:
         file.seek(at)
         while left > 0 and (data := file.read(min(BLOCK, left))):
             count += data.count(b"\n")
             left -= len(data)
-    _counted = ((path, size), offset, count)
+    _newline_cache = ((path, size), offset, count)
     return count
 
 
-_counted = (("", 0), 0, 0)  # a file, an offset in it, and the lines before that
+_newline_cache = (("", 0), 0, 0)  # a file, an offset in it, and the number of lines before the offset
 
 
 def bytes_per_line(path: str, size: int, offset: int) -> float | None:
-    """How long the lines are that follow an offset, judged by a few of them; None if no line ends there."""
+    """Return the mean length of the first lines after an offset; None if no line ends there."""
     try:
-        with opened(path, size) as file:
-            if not compressed(path):  # where to go on in a gzip file is found only by unpacking all before it
+        with open_first_bytes(path, size) as file:
+            if not is_gzip(path):  # seeking in a gzip file would unpack all before it
                 file.seek(offset)
             data = file.read(OVERSHOOT)
-    except (InvalidUse, EOFError):  # whoever reads the file says what is wrong with it
+    except (InvalidUse, EOFError):  # the task that reads the file reports what is wrong
         return None
     end = data.rfind(b"\n") + 1
     return end / data.count(b"\n") if end else None
 
 
-class _Begun(io.FileIO):
-    """A file that held `size` bytes when its reading was planned, and must hold them while it is read.
+class _UnshrunkFile(io.FileIO):
+    """A file that had `size` bytes when it was planned; reading raises InvalidUse if it has become shorter.
 
-    A file that somebody truncates meanwhile would otherwise look like one that ends in the middle of a line.
+    Otherwise a file that is truncated meanwhile would look like one that ends in the middle of a line.
     """
 
     def __init__(self, path: str, size: int) -> None:
@@ -180,10 +184,10 @@ class _Begun(io.FileIO):
 
     def _check(self) -> None:
         if self.tell() < self._size:
-            raise shrank(self._path, self._size, self.seek(0, io.SEEK_END))
+            raise shrunk_file_error(self._path, self._size, self.seek(0, io.SEEK_END))
 
 
-class _Head(io.RawIOBase):
+class _FirstBytes(io.RawIOBase):
     """The first bytes of a file that may be growing."""
 
     def __init__(self, raw: io.FileIO, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Which files a path, a folder or a glob stands for at this moment."""
+"""Lists the files that a path, a folder or a glob matches now."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from millpond.errors import InvalidUse
 
 @dataclass(frozen=True)
 class File:
-    """One file as the driver saw it: `place` is its path below the root, the same when the root moves."""
+    """One file as the driver saw it. `place` is its path below the root, which stays the same if the root moves."""
 
     place: str
     path: str
     size: int
-    changed: int = 0  # nanoseconds; together with the size it tells one version of a file from another
-    is_cut: bool = False  # it goes on beyond `size`
+    changed: int = 0  # nanoseconds; with the size it identifies a version of the file
+    is_cut: bool = False  # the real file is longer than `size`
 
 
 @dataclass(frozen=True)
 class Location:
-    """A path as the user gave it, made absolute once so that a later change of folder means nothing.
+    """A path as the user gave it, made absolute once, so that a later `chdir` has no effect.
 
     >>> Location.of("/data/orders/*.jsonl").root
     '/data/orders'
@@ -44,7 +44,7 @@ class Location:
                 "Mount it, or read it with a streaming Spark DataFrame."
             )
         absolute = os.path.abspath(os.path.expanduser(text))
-        # a name that really holds brackets is a name, not a glob
+        # an existing name that contains brackets is not a glob
         if not glob.has_magic(absolute) or os.path.exists(absolute):
             return cls(absolute, absolute, None)
         parts = absolute.split(os.sep)
@@ -53,36 +53,36 @@ class Location:
         return cls(absolute, root, os.sep.join(parts[plain:]))
 
     def list(self) -> list[File]:
-        """All files that are there now, in the order of their names.
+        """Return all files that exist now, in the order of their names.
 
-        Raises InvalidUse when a file or folder is missing; a glob that matches nothing is empty.
+        Raises InvalidUse if the file or folder does not exist; a glob may match no file.
         """
-        return sorted(self._files(), key=lambda file: file.place)
+        return sorted(self._find(), key=lambda file: file.place)
 
-    def _files(self) -> Iterator[File]:
+    def _find(self) -> Iterator[File]:
         if self.pattern is not None:
             for name in glob.iglob(self.pattern, root_dir=self.root, recursive=True):
-                if not any(_hidden(part) for part in name.split(os.sep)):
-                    yield from _file(name, os.path.join(self.root, name))
+                if not any(_is_hidden_name(part) for part in name.split(os.sep)):
+                    yield from _stat(name, os.path.join(self.root, name))
         elif os.path.isdir(self.path):
             for name in os.listdir(self.path):
-                if not _hidden(name):
-                    yield from _file(name, os.path.join(self.path, name))
+                if not _is_hidden_name(name):
+                    yield from _stat(name, os.path.join(self.path, name))
         elif os.path.exists(self.path):
-            yield from _file(os.path.basename(self.path), self.path)
+            yield from _stat(os.path.basename(self.path), self.path)
         else:
             raise InvalidUse(
-                f"files({self.path!r}): expected a file or a folder, and nothing is there. "
-                "Make it, mend the path, or give a glob, which waits for its first file."
+                f"files({self.path!r}): expected a file or a folder, but there is none. "
+                "Create it, correct the path, or give a glob, which waits for its first file."
             )
 
 
-def _hidden(name: str) -> bool:
-    """Spark, Hadoop and our own file sink put what is not finished under such names."""
+def _is_hidden_name(name: str) -> bool:
+    """Spark, Hadoop and our own file sink use such names for files that are not finished."""
     return name.startswith((".", "_"))
 
 
-def _file(place: str, path: str) -> Iterator[File]:
+def _stat(place: str, path: str) -> Iterator[File]:
     try:
         facts = os.stat(path)
     except FileNotFoundError:

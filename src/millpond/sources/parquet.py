@@ -1,6 +1,6 @@
-"""Parquet: rows as Arrow tables, split by ranges of rows.
+"""Reads Parquet: rows as Arrow tables, split by ranges of rows.
 
-A place's position is `{"rows": n}`, and `{"rows": n, "seen": size}` once the file is read to its end, so
+The position of a place is `{"rows": n}`, and `{"rows": n, "seen": size}` once the file is read to its end, so
 that the footers of finished files are not opened again.
 """
 
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from millpond.errors import Incompatible, InvalidUse
 from millpond.sources.base import Chunk, Limit, Split
-from millpond.sources.lines import shrank
+from millpond.sources.lines import shrunk_file_error
 from millpond.sources.listing import File
 from millpond.sources.ranges import (
     CHUNK_BYTES,
@@ -25,13 +25,13 @@ from millpond.sources.ranges import (
     LARGEST_SPLIT,
     SMALLEST_SPLIT,
     WANTED_SPLITS,
-    cut,
+    cut_range,
 )
 
 
 @dataclass(frozen=True)
 class Footer:
-    """What planning needs of a file's metadata: rows and unpacked bytes of each row group."""
+    """What planning needs of a file's metadata: the rows and the unpacked bytes of each row group."""
 
     groups: tuple[tuple[int, int], ...]
 
@@ -41,13 +41,13 @@ class Footer:
 
 
 def read_footer(path: str) -> Footer:
-    """The file's metadata, and nothing else of it. Raises InvalidUse when it is no Parquet file."""
-    with _opened(path) as file:
+    """Read the metadata of a file and nothing else. Raises InvalidUse if it is not a Parquet file."""
+    with _open_parquet(path) as file:
         groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
         return Footer(tuple((group.num_rows, group.total_byte_size) for group in groups))
 
 
-def plan(
+def plan_parquet(
     files: Sequence[File],
     position: Mapping[str, Any],
     limit: Limit,
@@ -57,13 +57,13 @@ def plan(
     smallest: int = SMALLEST_SPLIT,
     largest: int = LARGEST_SPLIT,
 ) -> list[Split]:
-    """The next splits of these files, in their order; at most `limit.rows` rows. Reads footers only.
+    """Return the next splits of these files, in their order, with at most `limit.rows` rows. Reads only footers.
 
-    Splits end at row groups where those are not too large, because a split that begins inside a group
-    has to decode the rows before it as well. With `end` no row after that position is planned.
+    Splits end at row groups unless these are too large, because a split that begins inside a group has to decode the
+    rows before it as well. With `end`, no row after that position is planned.
     """
     rows_left, bytes_left = max(1, limit.rows), max(1, limit.bytes)
-    taken: list[tuple[File, int, list[_Piece]]] = []
+    taken: list[tuple[File, int, list[_RowRange]]] = []
     for file in files:
         entry = position.get(file.place)
         start = _rows_read(file, entry)
@@ -72,18 +72,18 @@ def plan(
             continue
         known = footer(file)
         if max(start, last or 0) > known.rows:
-            raise shrank(file.path, max(start, last or 0), known.rows, "rows")
-        pieces: list[_Piece] = []
+            raise shrunk_file_error(file.path, max(start, last or 0), known.rows, "rows")
+        pieces: list[_RowRange] = []
         for piece in _groups(known, start, last):
             fitting = max(1, int(bytes_left / max(piece.bytes_per_row, 1e-9))) if bytes_left > 0 else 0
             count = min(piece.stop - piece.start, rows_left, fitting)
             if count == 0:
                 break
-            pieces.append(_Piece(piece.start, piece.start + count, piece.bytes_per_row))
+            pieces.append(_RowRange(piece.start, piece.start + count, piece.bytes_per_row))
             rows_left -= count
             bytes_left -= int(count * piece.bytes_per_row)
         if pieces or start == known.rows:
-            taken.append((file, known.rows, pieces or [_Piece(start, start, 0.0)]))
+            taken.append((file, known.rows, pieces or [_RowRange(start, start, 0.0)]))
         if rows_left <= 0 or bytes_left <= 0 or (pieces and limit.rows < EXACT_BELOW):
             break
     total = sum(piece.bytes for _, _, pieces in taken for piece in pieces)
@@ -98,18 +98,18 @@ def plan(
             rows=last - first,
         )
         for file, rows, pieces in taken
-        for first, last, weight in _joined(pieces, target)
+        for first, last, weight in _group_ranges(pieces, target)
     ]
 
 
-def read(split: Split) -> Iterator[Chunk]:
-    """The rows of the split as tables, read from the row groups that hold them and no others."""
+def read_parquet(split: Split) -> Iterator[Chunk]:
+    """Yield the rows of the split as tables. Reads only the row groups that have them."""
     path, start, stop = split.detail["path"], split.start, split.stop
-    with _opened(path) as file:
+    with _open_parquet(path) as file:
         known = file.metadata.num_rows
         if known < stop:
-            raise shrank(path, stop, known, "rows")
-        at = 0  # the first row of the group in hand
+            raise shrunk_file_error(path, stop, known, "rows")
+        at = 0  # the first row of the current group
         wanted: list[int] = []
         skip = size = rows = 0
         for i in range(file.metadata.num_row_groups):
@@ -121,7 +121,7 @@ def read(split: Split) -> Iterator[Chunk]:
                 size, rows = size + group.total_byte_size, rows + group.num_rows
             at += group.num_rows
         done = start
-        schema = pa.schema([field.with_type(_plain(field.type)) for field in file.schema_arrow])
+        schema = pa.schema([field.with_type(_without_dictionaries(field.type)) for field in file.schema_arrow])
         if wanted:
             batch_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES * rows // max(size, 1)))
             for batch in file.iter_batches(batch_rows, row_groups=wanted, use_threads=False):
@@ -134,15 +134,15 @@ def read(split: Split) -> Iterator[Chunk]:
                 if table.schema != schema:
                     table = table.cast(schema)
                 first, done = done, done + part.num_rows
-                yield Chunk(table, _entry(split, done), partial(_where, path, first))
+                yield Chunk(table, _position_entry(split, done), partial(_describe_row, path, first))
                 if done == stop:
                     return
         if done == start:
-            yield Chunk(schema.empty_table(), _entry(split, done))
+            yield Chunk(schema.empty_table(), _position_entry(split, done))
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _RowRange:
     """A run of rows inside one row group."""
 
     start: int
@@ -154,18 +154,18 @@ class _Piece:
         return (self.stop - self.start) * self.bytes_per_row
 
 
-def _groups(footer: Footer, start: int, last: int | None = None) -> Iterator[_Piece]:
-    """What is unread of each row group, up to the row `last`."""
+def _groups(footer: Footer, start: int, last: int | None = None) -> Iterator[_RowRange]:
+    """Yield the unread part of each row group, up to the row `last`."""
     at = 0
     for rows, size in footer.groups:
         stop = at + rows if last is None else min(at + rows, last)
         if stop > max(at, start):
-            yield _Piece(max(at, start), stop, size / rows)
+            yield _RowRange(max(at, start), stop, size / rows)
         at += rows
 
 
-def _joined(pieces: list[_Piece], target: float) -> Iterator[tuple[int, int, float]]:
-    """The pieces as ranges of about `target` bytes: small row groups together, large ones cut."""
+def _group_ranges(pieces: list[_RowRange], target: float) -> Iterator[tuple[int, int, float]]:
+    """Yield ranges of about `target` bytes: small row groups together, large ones cut."""
     first, weight = pieces[0].start, 0.0
     for piece in pieces:
         if piece.bytes > 1.5 * target:
@@ -173,7 +173,7 @@ def _joined(pieces: list[_Piece], target: float) -> Iterator[tuple[int, int, flo
                 yield first, piece.start, weight
             rows = piece.stop - piece.start
             count = min(rows, round(piece.bytes / target))
-            for begin, end in cut(piece.start, piece.stop, pieces=count, smallest=1, largest=rows):
+            for begin, end in cut_range(piece.start, piece.stop, pieces=count, smallest=1, largest=rows):
                 yield begin, end, (end - begin) * piece.bytes_per_row
             first, weight = piece.stop, 0.0
             continue
@@ -186,7 +186,7 @@ def _joined(pieces: list[_Piece], target: float) -> Iterator[tuple[int, int, flo
 
 
 def _rows_read(file: File, entry: Any) -> int | None:
-    """How many rows are read, or None when the file is as it was when all of them were."""
+    """Return how many rows are read, or None if all are and the file has not changed since."""
     if entry is None:
         return 0
     if not isinstance(entry, Mapping) or "rows" not in entry:
@@ -198,38 +198,38 @@ def _rows_read(file: File, entry: Any) -> int | None:
 
 
 def _rows_before(file: File, entry: Any) -> int:
-    """The number of rows before a position."""
+    """Return the number of rows before a position."""
     return _rows_read(File(file.place, file.path, -1), entry) or 0
 
 
-def _entry(split: Split, rows: int) -> dict[str, int]:
+def _position_entry(split: Split, rows: int) -> dict[str, int]:
     if rows == split.detail["of"]:
         return {"rows": rows, "seen": split.detail["size"]}
     return {"rows": rows}
 
 
-def _where(path: str, first: int, i: int) -> str:
+def _describe_row(path: str, first: int, i: int) -> str:
     return f"{path}, row {first + i + 1}"
 
 
-def _opened(path: str) -> pq.ParquetFile:
+def _open_parquet(path: str) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path, memory_map=False, pre_buffer=False)
     except FileNotFoundError:
-        raise InvalidUse(f"{path}: expected a Parquet file, and it is gone. Put it back.") from None
+        raise InvalidUse(f"{path}: expected a Parquet file, but it is gone. Put it back.") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise InvalidUse(
-            f"{path}: expected a Parquet file, got: {error} Remove it or say its format; a writer that is "
-            "not done yet should write under a name that begins with '.' and rename at the end."
+            f"{path}: expected a Parquet file, got: {error} Remove it, or give its format. A writer "
+            "should write under a name that begins with '.' and rename the file at the end."
         ) from None
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type without dictionaries: these differ from file to file, and rows must not."""
+def _without_dictionaries(kind: pa.DataType) -> pa.DataType:
+    """Return the type without dictionaries, which differ from file to file."""
     if pa.types.is_dictionary(kind):
-        return _plain(kind.value_type)
+        return _without_dictionaries(kind.value_type)
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+        return pa.struct([field.with_type(_without_dictionaries(field.type)) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(_without_dictionaries(kind.value_type)))
     return kind

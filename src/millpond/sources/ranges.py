@@ -1,4 +1,4 @@
-"""How much to read in one batch and how to share it out, as arithmetic."""
+"""Arithmetic for planning: cuts ranges into splits of nearly one size."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ LARGEST_SPLIT = 64 << 20
 WANTED_SPLITS = 4
 
 EXACT_BELOW = 1_000
-"""A limit of fewer rows than this is kept to the row: such limits are set to look at single rows."""
+"""A smaller limit of rows is kept exactly: such limits are set to look at single rows."""
+
+ONLY_PLACE = "0"  # of a source that has one place
 
 CHUNK_ROWS = 50_000
 CHUNK_BYTES = 8 << 20
 
 
-def cut(
+def cut_range(
     start: int,
     stop: int,
     *,
@@ -23,16 +25,16 @@ def cut(
     smallest: int = SMALLEST_SPLIT,
     largest: int = LARGEST_SPLIT,
 ) -> list[tuple[int, int]]:
-    """[start, stop) in ranges of nearly one size that follow each other without a gap.
+    """Cut [start, stop) into ranges of nearly one size that follow each other without a gap.
 
-    As many as `pieces` where none gets smaller than `smallest` by it, and more only so that none is
-    larger than `largest`.
+    There are at most `pieces`, fewer if one would be smaller than `smallest`, and more only if one would be larger
+    than `largest`.
 
-    >>> cut(0, 10, pieces=4, smallest=1, largest=100)
+    >>> cut_range(0, 10, pieces=4, smallest=1, largest=100)
     [(0, 2), (2, 5), (5, 7), (7, 10)]
-    >>> cut(0, 10, pieces=4, smallest=6, largest=100)
+    >>> cut_range(0, 10, pieces=4, smallest=6, largest=100)
     [(0, 10)]
-    >>> cut(5, 5)
+    >>> cut_range(5, 5)
     []
     """
     size = stop - start
@@ -43,10 +45,10 @@ def cut(
     return list(pairwise(bounds))
 
 
-def share(part: int, total: int, pieces: int = WANTED_SPLITS) -> int:
-    """How many of a plan's pieces belong to one file that has `part` of its `total`, at least one.
+def pieces_for(part: int, total: int, pieces: int = WANTED_SPLITS) -> int:
+    """Return how many of a plan's pieces go to a file that has `part` of its `total`, at least one.
 
-    >>> share(3, 9), share(1, 100), share(9, 9)
+    >>> pieces_for(3, 9), pieces_for(1, 100), pieces_for(9, 9)
     (2, 1, 4)
     """
     return max(1, -(-pieces * part // max(total, 1)))

@@ -1,4 +1,4 @@
-"""Numbered rows at a steady pace, as a source: for demos, load and trying things out."""
+"""A source of numbered rows at a steady rate, for demos, load tests and experiments."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import pyarrow.compute as pc
 
 from millpond.errors import InvalidUse
 from millpond.sources.base import Chunk, Limit, Split
-from millpond.sources.ranges import CHUNK_ROWS, cut
+from millpond.sources.ranges import CHUNK_ROWS, ONLY_PLACE, cut_range
 
-PLACE = "0"
-SMALLEST_SPLIT = 50_000  # rows
-LARGEST_SPLIT = 1_000_000
+RATE_SMALLEST_SPLIT = 50_000  # rows
+RATE_LARGEST_SPLIT = 1_000_000
 SCHEMA = pa.schema([pa.field("timestamp", pa.timestamp("us", tz="UTC")), pa.field("value", pa.int64())])
 
 
@@ -25,8 +24,8 @@ class RateSource:
     """Made by `millpond.sources.rate`; row n is `{"timestamp": since + n / rate, "value": n}`.
 
     The position is `{"n": rows given, "since": seconds, "first": row due at since, "rate": rows per second}`.
-    Time goes on while nobody runs: the rows that fell due meanwhile come after a restart, as fast as the
-    limit allows. Under a new rate the rows go on where the old rate had come to.
+    Rows fall due while the app is down, too: they come after a restart, as fast as the limit allows. With a new rate
+    the rows go on from where the old rate was.
 
     >>> from millpond.sources import rate
     >>> rate(10)
@@ -46,44 +45,44 @@ class RateSource:
         self._until: float | None = None  # the time after which no row is due
 
     def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
-        """The rows that are due at `now` and not given yet, at most `limit.rows`."""
+        """Plan the rows that are due at `now` and not read yet, at most `limit.rows`."""
         now = now if self._until is None else min(now, self._until)
-        if PLACE in position:
-            n, since, first, rate = (position[PLACE][name] for name in ("n", "since", "first", "rate"))
+        if ONLY_PLACE in position:
+            n, since, first, rate = (position[ONLY_PLACE][name] for name in ("n", "since", "first", "rate"))
             if rate != self._rate:
                 since, first = since + (n - first) / rate, n
         else:
             if self._since is None:
-                self._since = now  # the first plan finds nothing due, so no commit will remember it
+                self._since = now  # nothing is due at the first plan, so no commit stores it
             n, since, first = 0, self._since, 0
-        stop = min(first + due(since, now, self._rate), n + max(1, limit.rows))
+        stop = min(first + rows_due(since, now, self._rate), n + max(1, limit.rows))
         detail = {"since": since, "first": first, "rate": self._rate}
         return [
-            Split(PLACE, begin, end, weight=16 * (end - begin), detail=detail, rows=end - begin)
-            for begin, end in cut(n, stop, smallest=SMALLEST_SPLIT, largest=LARGEST_SPLIT)
+            Split(ONLY_PLACE, begin, end, weight=16 * (end - begin), detail=detail, rows=end - begin)
+            for begin, end in cut_range(n, stop, smallest=RATE_SMALLEST_SPLIT, largest=RATE_LARGEST_SPLIT)
         ]
 
     def as_of(self, now: float) -> RateSource:
-        """The same rows, without those that fall due from now on."""
+        """Return the same source without the rows that fall due from now on."""
         self._since = now if self._since is None else self._since
         made = RateSource(self._rate, self._since)
         made._until = now
         return made
 
     def plan_to(self, position: Mapping[str, Any], end: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
-        """The rows before `end`, at the pace that `end` tells."""
-        if PLACE not in end:
+        """Plan the rows before `end`, at the rate that is stored in `end`."""
+        if ONLY_PLACE not in end:
             return []
-        n = position[PLACE]["n"] if PLACE in position else 0
-        stop = min(end[PLACE]["n"], n + max(1, limit.rows))
-        detail = {name: end[PLACE][name] for name in ("since", "first", "rate")}
+        n = position[ONLY_PLACE]["n"] if ONLY_PLACE in position else 0
+        stop = min(end[ONLY_PLACE]["n"], n + max(1, limit.rows))
+        detail = {name: end[ONLY_PLACE][name] for name in ("since", "first", "rate")}
         return [
-            Split(PLACE, begin, last, weight=16 * (last - begin), detail=detail, rows=last - begin)
-            for begin, last in cut(n, stop, smallest=SMALLEST_SPLIT, largest=LARGEST_SPLIT)
+            Split(ONLY_PLACE, begin, last, weight=16 * (last - begin), detail=detail, rows=last - begin)
+            for begin, last in cut_range(n, stop, smallest=RATE_SMALLEST_SPLIT, largest=RATE_LARGEST_SPLIT)
         ]
 
     def read(self, split: Split) -> Iterator[Chunk]:
-        """The rows of the split, made from their numbers alone."""
+        """Yield the rows of the split, computed from their numbers."""
         since, first, rate = (split.detail[name] for name in ("since", "first", "rate"))
         for begin in range(split.start, split.stop, CHUNK_ROWS):
             end = min(begin + CHUNK_ROWS, split.stop)
@@ -91,23 +90,23 @@ class RateSource:
             micros = pc.floor(pc.divide(pc.multiply(pc.subtract(value, first), 1e6), float(rate)))
             timestamp = pc.add(pc.cast(micros, pa.int64()), round(since * 1e6))
             table = pa.table([timestamp.cast(SCHEMA.field(0).type), value], schema=SCHEMA)
-            yield Chunk(table, {"n": end, **split.detail}, partial(_where, begin))
+            yield Chunk(table, {"n": end, **split.detail}, partial(_describe_rate_row, begin))
 
     def __repr__(self) -> str:
         return f"rate({self._rate!r})"
 
 
-def due(since: float, now: float, rate: float) -> int:
-    """How many rows are due between two moments, to the microsecond.
+def rows_due(since: float, now: float, rate: float) -> int:
+    """Return how many rows are due between two times, to the microsecond.
 
-    >>> due(since=100.0, now=100.57, rate=100)
+    >>> rows_due(since=100.0, now=100.57, rate=100)
     57
-    >>> due(since=100.0, now=99.0, rate=100)
+    >>> rows_due(since=100.0, now=99.0, rate=100)
     0
     """
     # whole microseconds, since 0.57 * 100 is less than 57 in floating point
     return max(0, int(round((now - since) * 1e6) * rate // 1_000_000))
 
 
-def _where(first: int, i: int) -> str:
+def _describe_rate_row(first: int, i: int) -> str:
     return f"rate, row {first + i}"

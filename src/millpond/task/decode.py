@@ -11,7 +11,7 @@ from millpond.errors import InvalidUse
 from millpond.log.record import StreamTime
 from millpond.messages import BatchContext, TooSoon
 from millpond.pipeline.graph import Node, Read
-from millpond.rows.arrow_objects import raw_row, unreadable
+from millpond.rows.arrow_objects import raw_row, unreadable_rows
 from millpond.rows.rows import BadInput, Rows, rows_of_chunk
 from millpond.sources.base import Chunk, JsonLines
 from millpond.steps.failure import FAULTS, Failures
@@ -110,7 +110,7 @@ class ChunkDecoder:
 
     def _drop_unreadable(self, rows: Rows) -> Rows:
         """Drop rows of which no Python objects can be made. They fail here, not in some later step."""
-        reasons = unreadable(rows.data)
+        reasons = unreadable_rows(rows.data)
         if not reasons:
             return rows
         for i, why in sorted(reasons.items()):
