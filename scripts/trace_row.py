@@ -31,15 +31,11 @@ from typing import Any
 
 import millpond as mp
 from millpond.clock import SystemClock
+from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.runtimes.local import LocalRuntime
+from millpond.sources.base import Limit
 from millpond.storage import open_storage
-
-try:
-    from millpond.driver.commit import Driver
-    from millpond.sources.base import Limit
-except ImportError:  # the package as it was before it was sorted into folders
-    from millpond.flow import Limit  # type: ignore[no-redef]
-    from millpond.run.commit import Driver  # type: ignore[no-redef]
 
 PACKAGE = Path(mp.__file__).parent
 
@@ -142,15 +138,8 @@ def trace_batch(place: Path, window: str | None) -> Trace:
     """Run two batches of one row each, and trace the second."""
     (place / "rows").mkdir()
     app, storage, clock = program(place, window), open_storage(str(place / "state")), SystemClock()
-    driver = Driver(
-        app.program(),
-        LocalRuntime(storage, clock),
-        storage,
-        clock,
-        partitions=1,
-        home=str(place / "local"),
-        threaded=False,
-    )
+    settings = DriverSettings(partitions=1, home=str(place / "local"), threaded=False)
+    driver = Driver.start(mp.lowlevel.program(app), LocalRuntime(storage, clock), storage, clock, settings)
     trace = Trace(_runs_batch if window is None else _ends_step)
     write_row(place, 0)
     driver.batch(Limit(1000, 1 << 20))
