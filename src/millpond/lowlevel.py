@@ -1,6 +1,7 @@
 """What authors of sources, sinks and tools need. Programs rarely do: `import millpond as mp; mp.lowlevel.Split(…)`.
 
-    sources  Source, SnapshotSource, BoundedSource; Split, Chunk, Limit, JsonLines, BadRow
+    sources  Source; SnapshotSource, BoundedSource, LearningSource, WaitingSource; Split, Chunk, Limit, JsonLines,
+             BadRow
     sinks    Sink, RollbackSink, RegisteredSink; Delivery, Registration
     apps     program, storage, run_with, Settings, Storage
 
@@ -20,7 +21,18 @@ from millpond.driver.settings import Hook
 from millpond.log.jobs import ProgressCallback
 from millpond.pipeline.graph import Program
 from millpond.sinks.base import Delivery, RegisteredSink, Registration, RollbackSink, Sink
-from millpond.sources.base import BadRow, BoundedSource, Chunk, JsonLines, Limit, SnapshotSource, Source, Split
+from millpond.sources.base import (
+    BadRow,
+    BoundedSource,
+    Chunk,
+    JsonLines,
+    LearningSource,
+    Limit,
+    SnapshotSource,
+    Source,
+    Split,
+    WaitingSource,
+)
 from millpond.storage import Storage
 
 __all__ = [
@@ -29,6 +41,7 @@ __all__ = [
     "Chunk",
     "Delivery",
     "JsonLines",
+    "LearningSource",
     "Limit",
     "RegisteredSink",
     "Registration",
@@ -39,6 +52,7 @@ __all__ = [
     "Source",
     "Split",
     "Storage",
+    "WaitingSource",
     "program",
     "run_with",
     "storage",

@@ -17,7 +17,7 @@ from millpond.log.pointer import Pointer
 from millpond.log.record import Position, Record, SparkBatch, StreamTime
 from millpond.messages import BatchContext, EventTime, ExchangePiece, KeyedResult, PlannedSplit, TaskOutput
 from millpond.pipeline.graph import Program, Read, StatefulStep
-from millpond.sources.base import Limit, Source, Split
+from millpond.sources.base import LearningSource, Limit, Source, Split
 from millpond.storage import Storage
 
 MOST_ENTRIES = 500  # of a position in a record; more of them go to a file
@@ -109,6 +109,13 @@ def _with_shares(stream: str, splits: Sequence[Split], rows: int, first: int) ->
     ]
 
 
+def source_of(program: Program, stream: str) -> Source | None:
+    """Return the source of a stream; None if the program has no such stream, or Spark reads it."""
+    op = program.reads[stream].op if stream in program.reads else None
+    source = op.source if isinstance(op, Read) else None
+    return source if isinstance(source, Source) else None
+
+
 @dataclass
 class Computed:
     """What the tasks of a batch made, put together."""
@@ -191,13 +198,12 @@ class Computed:
         }
         return {step: parts for step, parts in self.segments.items() if step in names}
 
-    def teach(self, program: Program) -> None:
-        """Tell the sources how long their rows were, for better plans."""
+    def report_row_sizes(self, program: Program) -> None:
+        """Report to the sources how long their rows were, so that they plan better."""
         for stream, rows in self.rows.items():
-            op = program.reads[stream].op
-            learned = getattr(op.source, "learned", None) if isinstance(op, Read) else None
-            if learned is not None and rows and self.read_bytes.get(stream):
-                learned(rows, self.read_bytes[stream])
+            source = source_of(program, stream)
+            if isinstance(source, LearningSource) and rows and self.read_bytes.get(stream):
+                source.learned(rows, self.read_bytes[stream])
 
 
 def _sooner(one: tuple[int | None, int | None], other: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
@@ -230,7 +236,7 @@ def positions_of(storage: Storage, record: Record) -> Positions:
     return found
 
 
-def kept_positions(
+def positions_for_record(
     storage: Storage, context: BatchContext, last: Record, positions: Positions, computed: Computed
 ) -> dict[str, Position]:
     """The positions that this batch moved, as its record holds them: what is too long goes to a file."""

@@ -24,10 +24,11 @@ from millpond.driver.batch import (
     Computed,
     Plan,
     Positions,
-    kept_positions,
     merged,
     plan_streams,
+    positions_for_record,
     positions_of,
+    source_of,
     spark_batches,
 )
 from millpond.driver.delivery import DeliveryWorker
@@ -47,7 +48,7 @@ from millpond.log.record import Record
 from millpond.log.rewrite import Rewriter
 from millpond.messages import EventTime, TooManyRows, TooMuch, TooSoon
 from millpond.pipeline.graph import Program
-from millpond.sources.base import Limit
+from millpond.sources.base import LearningSource, Limit, WaitingSource
 from millpond.storage import Storage
 from millpond.watermarks import Quiet, began, is_due, reached
 
@@ -179,10 +180,10 @@ class Driver:
         return True
 
     def is_waiting(self) -> bool:
-        """Whether a source has met the beginning of something that a writer seems to be about to finish."""
-        for name, node in self.program.reads.items():
-            is_waiting = getattr(getattr(node.op, "source", None), "is_waiting", None)
-            if is_waiting is not None and is_waiting(self.positions.get(name, {}), self.clock.now()):
+        """Whether the input of a source ends in a row that a writer seems to be about to complete."""
+        for name in self.program.reads:
+            source = source_of(self.program, name)
+            if isinstance(source, WaitingSource) and source.is_waiting(self.positions.get(name, {}), self.clock.now()):
                 return True
         return False
 
@@ -265,12 +266,12 @@ class Driver:
     def _plan_fewer_rows(self, plan: Plan, error: TooManyRows, attempt: int) -> None:
         """Plan a batch again in which a task met more rows than its share.
 
-        At first the source is told how long the rows were, so that it plans better; then less is asked of it. One that
-        plans as much as before all the same has its way from now on.
+        At first the source learns how long the rows were, so that it plans better; then it is asked for less. From then
+        on, a source that still plans as much as before is read without a limit on rows.
         """
-        learned = getattr(getattr(self.program.reads[error.stream].op, "source", None), "learned", None)
-        if attempt == 1 and learned is not None and error.bytes:
-            learned(error.rows, error.bytes)
+        source = source_of(self.program, error.stream)
+        if attempt == 1 and isinstance(source, LearningSource) and error.bytes:
+            source.learned(error.rows, error.bytes)
             if self._plan_again(plan):
                 return
         if self._plan_less(plan):
@@ -331,7 +332,7 @@ class Driver:
     def _commit(self, plan: Plan, computed: Computed) -> Record:
         self._at("commit", "before")
         context = self.owner.context(plan.now, self.settings.home, plan.event_time)
-        moved = kept_positions(self.storage, context, self.last, self.positions, computed)
+        moved = positions_for_record(self.storage, context, self.last, self.positions, computed)
         offered = spark_batches(self.storage, context, plan.offers, self.last)
         record = self.owner.write(
             "commit",
@@ -355,7 +356,7 @@ class Driver:
         self._at("commit", "during")
         for stream, places in computed.positions.items():
             self.positions.setdefault(stream, {}).update(places)
-        computed.teach(self.program)
+        computed.report_row_sizes(self.program)
         self._at("commit", "after")
         return record
 

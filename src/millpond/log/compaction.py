@@ -25,7 +25,7 @@ from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer
 from millpond.log.reach import readable_manifest
 from millpond.log.record import Record
-from millpond.log.retention import Carried, Keep, next_floor, orphans, prune, swept
+from millpond.log.retention import Carried, Keep, next_floor, orphans, prune, remove_empty_dirs
 
 When = Literal["before", "during", "after"]
 
@@ -79,14 +79,14 @@ class Compactor:
     def _clean(self, last: Record) -> None:
         prune(self._storage, self.ledger, last, self._carried)  # what the last driver stated and did not finish
         self._storage.delete(orphans(self._storage, self.ledger, last.number + 1, self.driver))
-        swept(self._storage, self.ledger, last.number + 1)
+        remove_empty_dirs(self.ledger, last.number + 1)
         self.floor = next_floor(self.ledger, last, self.settings.keep)
 
     def _prune(self, record: Record) -> None:
         prune(self._storage, self.ledger, record, self._carried)
 
     def _plan_floor(self, record: Record) -> None:
-        swept(self._storage, self.ledger, record.number)
+        remove_empty_dirs(self.ledger, record.number)
         self.floor = next_floor(self.ledger, record, self.settings.keep)
 
     def committed(self, record: Record) -> None:

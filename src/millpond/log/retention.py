@@ -20,6 +20,7 @@ from millpond.log.pointer import Pointer
 from millpond.log.reach import is_kept
 from millpond.log.record import Record
 from millpond.storage import Storage
+from millpond.storage.base import FolderStorage
 from millpond.timing import seconds
 
 JUMPS = 4  # a jump of the clock counts as this part of the duration that is kept
@@ -210,8 +211,8 @@ def orphans(storage: Storage, ledger: Ledger, before: int, driver: str = "") -> 
     ]
 
 
-def swept(storage: Storage, ledger: Ledger, before: int) -> None:
-    """Remove the folders of batches before a record that rows changed hands in, where a disk has kept them, empty."""
-    sweep, paths = getattr(storage, "sweep", None), ledger.paths
-    if sweep is not None:
-        sweep(f"{paths.root}/exchange", lambda path: (paths.batch(path) or before) < before)
+def remove_empty_dirs(ledger: Ledger, before: int) -> None:
+    """Remove the empty exchange folders of batches before a record, if the storage has folders."""
+    storage, paths = ledger.storage, ledger.paths
+    if isinstance(storage, FolderStorage):
+        storage.sweep(f"{paths.root}/exchange", lambda path: (paths.batch(path) or before) < before)

@@ -9,7 +9,7 @@ from millpond.log.compaction import CompactionSettings, Compactor
 from millpond.log.compaction_job import Merge, merged
 from millpond.log.manifest import Run
 from millpond.log.paths import Paths
-from millpond.log.retention import Carried, Keep, next_floor, orphans, prune, swept
+from millpond.log.retention import Carried, Keep, next_floor, orphans, prune, remove_empty_dirs
 from millpond.maintenance.stopped_app import StoppedApp, detect_fencing
 
 log = logging.getLogger("millpond")
@@ -47,7 +47,7 @@ def compact_log(app: StoppedApp, keep: Keep | None, *, dry_run: bool = False) ->
             last = app.write("release", last, floor=floor)  # stated first, and only then are files removed
         prune(app.storage, app.ledger, last, Carried(app.ledger))
         app.storage.delete(orphans(app.storage, app.ledger, last.number))
-        swept(app.storage, app.ledger, last.number)
+        remove_empty_dirs(app.ledger, last.number)
     except Corrupt as error:  # what is damaged may name any file: the log is merged, and old files stay
         log.warning("%s: compact: files that nothing needs were not removed: %s", app.name, error)
         stayed = "; files that nothing needs were not removed, for some that name others are damaged: see verify"

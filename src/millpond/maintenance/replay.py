@@ -11,15 +11,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from millpond.driver.batch import Computed, Plan, Positions, positions_of
+from millpond.driver.batch import Computed, Plan, Positions, positions_of, source_of
 from millpond.driver.commit import Driver
 from millpond.errors import InvalidUse
 from millpond.log.ledger import Ledger
 from millpond.log.record import Began, Record, StreamTime
 from millpond.messages import EventTime, PlannedSplit
-from millpond.pipeline.graph import Read
 from millpond.pipeline.phases import phases
-from millpond.sources.base import BoundedSource, Limit, Source
+from millpond.sources.base import BoundedSource, Limit
 
 ALL = Limit(1 << 60, 1 << 60)
 
@@ -74,7 +73,7 @@ class Replay(Driver):
         """Read all that a record has read, in batches of the given size. Tables come first, as when an app begins."""
         end, frames = positions_of(self.storage, base), dict(base.spark)
         for stream in end:
-            if not isinstance(self._source(stream), BoundedSource | None):
+            if not isinstance(source_of(self.program, stream), BoundedSource | None):
                 raise InvalidUse(
                     f"stream {stream!r}: the records of its first batches are no longer kept, and its source has no "
                     "method plan_to(position, end, limit, now), so that it cannot be read to where the app has read "
@@ -91,16 +90,10 @@ class Replay(Driver):
                 plan.event_time = self._event_time_of(base.time, Began(), {})
                 self._finish(plan, self._compute(plan))
 
-    def _source(self, stream: str) -> Source | None:
-        """The source of a stream; None if the program has no such stream, or Spark reads it."""
-        op = self.program.reads[stream].op if stream in self.program.reads else None
-        source = op.source if isinstance(op, Read) else None
-        return source if isinstance(source, Source) else None
-
     def _plan_between(self, end: Positions, limit: Limit, record: Record) -> Plan:
         planned: list[PlannedSplit] = []
         for stream in self.program.reads:
-            source, at, to = self._source(stream), self.positions.get(stream, {}), end.get(stream, {})
+            source, at, to = source_of(self.program, stream), self.positions.get(stream, {}), end.get(stream, {})
             if source is None or at == to or not to:
                 continue
             if isinstance(source, BoundedSource):
@@ -127,7 +120,7 @@ class Replay(Driver):
     def _check(self, record: Record, end: Positions, computed: Computed) -> None:
         """Whether a batch has read what it read then."""
         for stream in self.program.reads:
-            source, to = self._source(stream), end.get(stream, {})
+            source, to = source_of(self.program, stream), end.get(stream, {})
             came = {**self.positions.get(stream, {}), **computed.positions.get(stream, {})}
             is_there = (
                 source.plan_to(came, to, ALL, record.time) == [] if isinstance(source, BoundedSource) else came == to

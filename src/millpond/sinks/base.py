@@ -102,6 +102,26 @@ class Sink(Protocol):
 
 
 @runtime_checkable
+class FrameSink(Sink, Protocol):
+    """A sink with `where = "session"`: it takes the outputs of a whole batch as a Spark DataFrame.
+
+    >>> from millpond.sinks.base import FrameSink
+    >>> import millpond as mp
+    >>> isinstance(mp.sinks.dataframe(lambda df, delivery: None), FrameSink)
+    True
+    """
+
+    def deliver_frame(self, spark: Any, lines: Any, delivery: Delivery) -> None:
+        """Take the outputs of one batch; `lines` is an RDD with each row as JSON text.
+
+        Called on the driver in the place of `deliver`, once for each batch with outputs, in order, with the delivery of
+        its first partition; again after a crash or a lost reply. `Unavailable` and a failed Spark job are tried again;
+        any other exception ends the run with `StepFailed`.
+        """
+        ...
+
+
+@runtime_checkable
 class RollbackSink(Protocol):
     """A sink that can void deliveries. Optional: a sink without it keeps its rows when the app is rolled back.
 

@@ -192,3 +192,60 @@ class BoundedSource(Source, Protocol):
         if the input no longer has the rows in between.
         """
         ...
+
+
+@runtime_checkable
+class LearningSource(Source, Protocol):
+    """A source that plans by an estimate of its row size and can correct it. Optional.
+
+    Without it the source plans by its own estimate alone: batches may be smaller than `max_rows` allows, and one in
+    which a task meets too many rows is planned again with a smaller limit.
+
+    >>> import millpond as mp
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "orders.jsonl")
+    >>> size = path.write_text('{"n": 1}\\n' * 1000)
+    >>> source = mp.sources.files(path)
+    >>> source.learned(rows=1, bytes=100)
+    >>> [split] = source.plan({}, mp.lowlevel.Limit(rows=10, bytes=1 << 20), now=0.0)
+    >>> split.weight, len(list(source.read(split)))  # 10 rows of 100 bytes
+    (1000, 1)
+    """
+
+    def learned(self, rows: int, bytes: int) -> None:
+        """Take note that `rows` rows of the input took `bytes` bytes; both are 1 or more.
+
+        Called on the driver, after the commit of each batch that has read rows of the source, and before a batch is
+        planned again because a task met more rows than its share. It must not change which rows are read, only how
+        many a plan contains. What was learned need not be kept: a new process begins without it. An exception ends the
+        run; the batch stays committed.
+        """
+        ...
+
+
+@runtime_checkable
+class WaitingSource(Source, Protocol):
+    """A source that can see that its input ends in a row that is not complete. Optional.
+
+    Without it `run(until="caught-up")` ends as soon as a plan is empty, and leaves such a row to the next run.
+
+    >>> import millpond as mp
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "orders.csv")
+    >>> size = path.write_text('id,text\\n1,tea\\n')
+    >>> source = mp.sources.files(path)
+    >>> [split] = source.plan({}, mp.lowlevel.Limit(rows=10, bytes=1 << 20), now=0.0)
+    >>> [chunk] = source.read(split)
+    >>> source.is_waiting({split.place: chunk.position}, now=path.stat().st_mtime)  # the last line is complete
+    False
+    """
+
+    def is_waiting(self, position: Mapping[str, Any], now: float) -> bool:
+        """Return whether a writer seems to be about to complete the row that the input ends in.
+
+        Called on the driver, only in a run with `until="caught-up"`, when nothing is planned any more: again and again
+        while it returns True, for at most 30 seconds, and then the run ends with a warning. `position` is the one of
+        the last commit. Reads as little as it can, and changes nothing. Raise `InvalidUse` if a person has to complete
+        the row: that ends the run.
+        """
+        ...

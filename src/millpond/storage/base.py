@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -89,6 +89,18 @@ class Storage(Protocol):
 
     def delete(self, paths: Iterable[str]) -> None:
         """Remove these files; a file that does not exist is no error. A power loss may bring some back."""
+        ...
+
+
+@runtime_checkable
+class FolderStorage(Storage, Protocol):
+    """A storage whose folders stay when they are empty. Optional: object stores have no folders."""
+
+    def sweep(self, prefix: str, is_over: Callable[[str], bool]) -> None:
+        """Remove the empty folders right below the folder `prefix` for whose path `is_over(path)` is true.
+
+        Called on the driver after a compaction. A folder that cannot be removed is left, without an error.
+        """
         ...
 
 

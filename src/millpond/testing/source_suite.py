@@ -30,7 +30,17 @@ import pyarrow as pa
 import pytest
 
 from millpond.clock import ManualClock
-from millpond.sources.base import BoundedSource, Chunk, JsonLines, Limit, SnapshotSource, Source, Split
+from millpond.sources.base import (
+    BoundedSource,
+    Chunk,
+    JsonLines,
+    LearningSource,
+    Limit,
+    SnapshotSource,
+    Source,
+    Split,
+    WaitingSource,
+)
 
 LIMITS = [1, 2, 7, 1_000, 10**6]
 MANY_BATCHES = 10_000
@@ -331,6 +341,34 @@ class SourceSuite:
         assert [row for batch in done for row in batch.rows] == rows
         later = batches(source, limit, clock.now(), done[-1].position)
         assert [row for batch in later for row in batch.rows] == (more if add_rows is not None else [])
+
+    @pytest.mark.parametrize("bytes_per_row", [1, 100, 10**6])
+    def test_what_it_learns_of_row_sizes_changes_no_row(
+        self, make_source: Callable[[Rows], Source], clock: ManualClock, bytes_per_row: int
+    ) -> None:
+        rows = self.some_rows(0, 50)
+        source = make_source(rows)
+        if not isinstance(source, LearningSource):
+            pytest.skip("this source has no learned")
+        found: Rows = []
+        for batch in batches(source, 7, clock.now()):
+            found += batch.rows
+            if batch.rows:
+                source.learned(len(batch.rows), len(batch.rows) * bytes_per_row)
+        assert found == rows
+
+    def test_it_waits_for_nothing_at_the_end_of_a_complete_input(
+        self, make_source: Callable[[Rows], Source], clock: ManualClock
+    ) -> None:
+        source = make_source(self.some_rows(0, 20))
+        if not isinstance(source, WaitingSource):
+            pytest.skip("this source has no is_waiting")
+        *_, last = batches(source, 7, clock.now())
+        position = dict(last.position)
+        for _ in range(2):
+            assert source.is_waiting(position, clock.now()) is False
+        assert position == last.position
+        assert not source.plan(position, Limit(rows=7, bytes=1 << 30), clock.now())
 
     def test_a_row_can_be_found_again(self, make_source: Callable[[Rows], Source], clock: ManualClock) -> None:
         source = make_source(self.some_rows(0, 3))

@@ -30,6 +30,7 @@ from millpond.runtimes.spark.frames import Frames, FrameTask, plain_lines
 from millpond.runtimes.spark.reading import FAILED, Readings, SparkReading
 from millpond.runtimes.spark.session import quietly, session
 from millpond.runtimes.spark.shipping import Shipped, ship_modules
+from millpond.sinks.base import FrameSink
 from millpond.storage import Storage, open_storage
 
 log = logging.getLogger("millpond")
@@ -134,12 +135,12 @@ class SparkRuntime:
 
     def deliver(self, program: Program, state_url: str, parcels: list[Parcel]) -> None:
         shipped, first = self._shipped, parcels[0]
-        sink: Any = program.sinks[first.sink]
+        sink = program.sinks[first.sink]
         with self._job(program.app, f"batch {first.delivery.batch}, deliver to {first.sink}"):
-            if sink.where == "session":
+            if isinstance(sink, FrameSink) and sink.where == "session":
                 lines = self._context.parallelize(parcels, len(parcels)).flatMap(plain_lines(state_url, shipped))
                 try:
-                    return sink.deliver_frame(self._spark, lines, first.delivery)  # type: ignore[no-any-return]
+                    return sink.deliver_frame(self._spark, lines, first.delivery)
                 except (MillpondError, Py4JError, PySparkException) as error:
                     if isinstance(error, AnalysisException):
                         raise sink_failure(first, error) from error
