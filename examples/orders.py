@@ -1,4 +1,4 @@
-"""Totals per customer: what each has spent so far, an output per order.
+"""Totals per customer: how much each has spent so far, with one output per order.
 
 Reads JSON lines from orders/ and writes to totals/. Run it, add lines or files, run it again:
 

@@ -1,7 +1,7 @@
-"""Payments, each once: repeats are dropped, bad ones are set aside, cards over their limit are reported.
+"""Payments, each counted once: duplicates are dropped, bad rows become dead letters, cards over their limit alert.
 
-Reads CSV files from payments/, in which a payment may stand more than once, and writes alerts to alerts/ and
-what could not be processed to dead/:
+Reads CSV files from payments/, in which a payment may occur more than once, and writes alerts to alerts/ and
+rows that could not be processed to dead/:
 
     mkdir -p payments
     printf 'id,card,cents\\n1,visa-7,60000\\n1,visa-7,60000\\n2,visa-7,-5\\n3,visa-7,50000\\n' > payments/monday.csv

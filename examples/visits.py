@@ -1,6 +1,6 @@
 """Visits per page, from a streaming Spark DataFrame.
 
-Any streaming DataFrame is a source: Kafka, Delta, a socket, or, as here, files that Spark reads with a schema:
+Any streaming DataFrame can be a source: Kafka, Delta, a socket, or, as here, files that Spark reads with a schema:
 
     mkdir -p visits
     echo '{"user": "ann", "page": "/", "ms": 12}' >> visits/monday.json

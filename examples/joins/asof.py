@@ -1,10 +1,10 @@
 """As-of join: each trade with the newest quote at or before its time.
 
-`waiting` holds a trade until the watermark has passed it, so that a quote which comes late counts as well.
+`waiting` holds a trade until the watermark has passed it, so that a quote that arrives late is used, too.
 
     python examples/joins/asof.py
 
-It reads a row of each stream per batch, and the input ends after the last:
+It reads one row of each stream per batch, and the input ends after the last one. It prints:
 
     quoted: {"at": 3, "size": 100, "bid": 9.5}
     quoted: {"at": 7, "size": 50, "bid": 9.5}

@@ -1,10 +1,10 @@
-"""A table that lies everywhere: every worker holds all of it, and any stream looks into it by any field.
+"""A table on every worker: each worker holds all of it, and any stream can look rows up by any field.
 
-Orders keep their key, the customer, and need not be moved to where the countries are.
+Orders keep their key, the customer, and do not have to be shuffled by country.
 
     python examples/joins/everywhere.py
 
-It reads a row of a stream per batch:
+It reads one row of a stream per batch, and prints:
 
     sent: {"customer": "ann", "to": "IT", "amount": 3, "code": "IT", "name": "Italy"}
     sent: {"customer": "ann", "to": "NZ", "amount": 4, "code": "NZ", "name": "New Zealand"}

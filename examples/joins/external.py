@@ -1,11 +1,11 @@
-"""A lookup in a database that is not the app's: many keys per question, and answers are remembered.
+"""A lookup in an external database: one query for many keys, with a cache.
 
-A worker asks once for all keys of its rows that it does not remember, and remembers each for five minutes, also that
-there is nothing to be found.
+A worker makes one query for all keys of its rows that are not cached. Each answer is cached for five minutes, also if
+there is no row.
 
     python examples/joins/external.py
 
-It reads a row per batch:
+It reads one row per batch, and prints:
 
     named: {"order": 1, "customer": 7, "name": "Ann"}
     named: {"order": 2, "customer": 8, "name": "Bob"}

@@ -1,11 +1,11 @@
-"""Interval join: orders with the payments made for them within an hour, and the orders that nobody paid.
+"""Interval join: orders with their payments within an hour, and orders that were not paid.
 
-An order without a payment comes once, when no payment for it can come any more. A payment that comes later than that is
-late.
+An order without a payment is emitted once, when no payment for it can arrive any more. A payment that arrives after
+that is late.
 
     python examples/joins/interval.py
 
-It reads a row of each stream per batch, and the input ends after the last:
+It reads one row of each stream per batch, and the input ends after the last one. It prints:
 
     paid: {"order": 1, "item": "tea", "paid": "card"}
     paid: {"order": 1, "item": "tea", "paid": "voucher"}

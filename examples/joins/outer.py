@@ -1,10 +1,10 @@
-"""The four kinds of interval join: which rows come out that have met none.
+"""The four kinds of interval join differ in which unmatched rows they emit.
 
-Partners are at most 5 apart, in either direction.
+Matching rows are at most 5 apart, in either direction.
 
     python examples/joins/outer.py
 
-It reads a row of each stream per batch, and the input ends after the last:
+It reads one row of each stream per batch, and the input ends after the last one. It prints:
 
     inner: [1, 1]
     left: [1, 1]

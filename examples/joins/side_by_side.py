@@ -1,11 +1,11 @@
 """Two streams in one window: the clicks and the purchases of a user in the same ten minutes, side by side.
 
-Where `join_window` makes pairs, this makes one row per window. Both streams go into one, and each aggregate takes the
-rows that it knows.
+`join_window` emits pairs; this emits one row per window. The two streams are united, and each aggregate uses the rows
+of one of them.
 
     python examples/joins/side_by_side.py
 
-It reads a row of each stream per batch, and the input ends after the last:
+It reads one row of each stream per batch, and the input ends after the last one. It prints:
 
     both: [0, "ann", ["/", "/tea"], ["tea"]]
 """

@@ -1,11 +1,11 @@
 """A table: the latest row of every key, which another stream looks up by its own key.
 
-The table lies in partitions, so each order meets its price where both are owned. Prices are read to their end before
-the first order.
+The table is partitioned by its key, like the orders, so both are in the same partition. Prices are read to their end
+before the first order.
 
     python examples/joins/table.py
 
-It reads a row of a stream per batch:
+It reads one row of a stream per batch, and prints:
 
     worth: {"order": 1, "worth": 8}
     worth: {"order": 2, "worth": null}

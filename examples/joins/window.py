@@ -1,10 +1,10 @@
-"""Window join: every pair of a click and a purchase of the same user in the same ten minutes, when those are over.
+"""Window join: every pair of a click and a purchase of the same user in the same ten minutes, emitted after these.
 
-A purchase without a click comes alone.
+A purchase without a click is emitted alone.
 
     python examples/joins/window.py
 
-It reads a row of each stream per batch, and the input ends after the last:
+It reads one row of each stream per batch, and the input ends after the last one. It prints:
 
     seen: {"user": "ann", "minute": 1, "page": "/", "minute_right": 5, "item": "tea"}
     seen: {"user": "ann", "minute": 4, "page": "/tea", "minute_right": 5, "item": "tea"}

@@ -1,10 +1,10 @@
-"""Timers of the clock: remind of a basket 10 seconds after it was filled, if nothing was paid meanwhile.
+"""Processing-time timers: send a reminder 10 seconds after a basket was filled, unless it was paid meanwhile.
 
 Rows have no event time here. The timer is set again from `on_timer`, so that there are two reminders.
 
     python examples/timers/basket.py
 
-It goes on until you stop it with Ctrl-C. Give it clicks from another terminal:
+It runs until you stop it with Ctrl-C. Add clicks from another terminal:
 
     mkdir -p clicks
     echo '{"customer": "ann", "what": "fill"}' >> clicks/monday.jsonl

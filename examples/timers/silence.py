@@ -1,11 +1,11 @@
-"""A timer of event time: report a machine that has sent nothing for 5 minutes, and that it is back.
+"""An event-time timer: report when a machine has sent nothing for 5 minutes, and when it is back.
 
-Every row sets the timer anew. It fires when the watermark has come to it: also when only other machines go on sending.
-Timers fire after the rows of a batch, so a row looks whether the one that it replaces has fallen due with it.
+Every row replaces the timer. It fires when the watermark reaches it, even if only other machines send rows. Timers fire
+after the rows of a batch, so a row first checks whether the timer that it replaces has become due in the same batch.
 
     python examples/timers/silence.py
 
-It reads a row per batch, and leaves open what is open when all is read:
+It reads one row per batch, and does not close what is open at the end. It prints:
 
     alerts: "m1 is silent since 2024-05-01T12:00:00Z"
     alerts: "m1 is back"

@@ -1,11 +1,11 @@
-"""TTL: state that is forgotten. A code is good for 10 minutes, and may be tried 3 times.
+"""TTL: state that expires. A code is valid for 10 minutes, and can be tried 3 times.
 
-Whatever the step keeps is over 10 minutes after it was last written, by event time: it is not read any more, and
-leaves storage.
+Every entry of the step's state expires 10 minutes after it was last written, by event time: it is no longer read, and
+is removed from storage.
 
     python examples/timers/ttl.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     answers: {"user": "ann", "minute": 2, "good": false}
     answers: {"user": "ann", "minute": 5, "good": true}

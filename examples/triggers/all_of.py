@@ -2,7 +2,7 @@
 
     python examples/triggers/all_of.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 0, "final": false, "spent": 6}
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 1, "final": true, "spent": 10}

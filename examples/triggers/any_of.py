@@ -1,8 +1,8 @@
-"""`any_of`: a pane when one of several triggers fires; each goes on by itself.
+"""`any_of`: a pane when one of several triggers fires; each keeps its own state.
 
     python examples/triggers/any_of.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 0, "final": false, "spent": 3}
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 1, "final": false, "spent": 6}

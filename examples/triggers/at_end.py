@@ -1,10 +1,10 @@
-"""`at_end`: a pane when the watermark has come to the window's end, though the grace is longer.
+"""`at_end`: a pane when the watermark reaches the window's end, although the grace is longer.
 
-An early answer, and a better one when the window closes, if anything has come meanwhile.
+An early result, and a corrected one when the window closes, if more rows have arrived meanwhile.
 
     python examples/triggers/at_end.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 0, "final": false, "spent": 1}
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 1, "final": true, "spent": 5}

@@ -1,8 +1,8 @@
-"""`at_fraction`: a pane for every row whose time lies in the second half of the window.
+"""`at_fraction`: a pane for every row whose time is in the second half of the window.
 
     python examples/triggers/at_fraction.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 0, "final": false, "spent": 6}
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 1, "final": false, "spent": 10}

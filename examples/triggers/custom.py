@@ -1,10 +1,10 @@
-"""A trigger of your own: three functions. This one fires when a price is twice the one before.
+"""A custom trigger: three functions. This one fires when a price is twice the one before.
 
-Its state, the last two prices, is kept with the window, and survives a crash as the window does.
+Its state, the last two prices, is stored with the window and survives a crash like the window.
 
     python examples/triggers/custom.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     jumps: {"paper": "X", "window_start": 0, "window_end": 100, "pane": 0, "final": false, "high": 25, "low": 10}
     jumps: {"paper": "X", "window_start": 0, "window_end": 100, "pane": 1, "final": true, "high": 25, "low": 10}

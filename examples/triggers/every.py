@@ -1,10 +1,10 @@
-"""`every`: a pane every 3 seconds of the clock, where anything is new, for as long as the window is open.
+"""`every`: a pane every 3 seconds of processing time if anything is new, as long as the window is open.
 
-Rows come once a second, and it goes on until you stop it with Ctrl-C. No row needs to come for a pane.
+Rows arrive once a second, and it runs until you stop it with Ctrl-C. A pane does not need a row to arrive.
 
     python examples/triggers/every.py
 
-With a batch every second it prints, to begin with:
+With a batch every second it first prints:
 
     panes: "pane 0: 3 rows, the last is number 2"
     panes: "pane 1: 6 rows, the last is number 5"

@@ -2,7 +2,7 @@
 
     python examples/triggers/every_rows.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 0, "final": false, "spent": 3}
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 1, "final": false, "spent": 10}

@@ -1,8 +1,8 @@
-"""`fires="all"`: one trigger per key, which shows every open window of the key that has anything new.
+"""`fires="all"`: one trigger per key, which emits a pane for every open window of the key that has anything new.
 
     python examples/triggers/fires_all.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     spent: {"customer": "ann", "window_start": -5, "window_end": 5, "pane": 0, "final": false, "spent": 3}
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 0, "final": false, "spent": 3}

@@ -1,8 +1,8 @@
-"""`on_close`: a window shows what it holds when it closes, and not before. The default.
+"""`on_close`: a window emits its result when it closes, and not before. The default.
 
     python examples/triggers/on_close.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 0, "final": true, "spent": 10}
     spent: {"customer": "ann", "window_start": 10, "window_end": 20, "pane": 0, "final": true, "spent": 5}

@@ -1,8 +1,8 @@
-"""`on_match`: a pane when a certain row comes, here an order of 3 or more, that row included.
+"""`on_match`: a pane when a certain row arrives, here an order of 3 or more; that row is included.
 
     python examples/triggers/on_match.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 0, "final": false, "spent": 6}
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 1, "final": false, "spent": 10}

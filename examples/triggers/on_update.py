@@ -1,10 +1,10 @@
 """`on_update`: a pane for every row.
 
-A window closes in silence when its last pane has shown all that it holds.
+A window emits nothing when it closes if its last pane was complete.
 
     python examples/triggers/on_update.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 0, "final": false, "spent": 1}
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 1, "final": false, "spent": 3}

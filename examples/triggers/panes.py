@@ -1,8 +1,8 @@
-"""Panes: all rows so far, those since the last pane, or all of them with the last pane taken back.
+"""Panes: all rows so far, those since the last pane, or all rows so far after a retraction of the last pane.
 
     python examples/triggers/panes.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     accumulate: {"pane": 0, "final": false, "spent": 3}
     discard: {"pane": 0, "final": false, "spent": 3}

@@ -1,10 +1,10 @@
-"""`when`: a pane when a function of the aggregates and the row says so, here from 3 on.
+"""`when`: a pane when a function of the aggregates and the row returns true, here from 3 on.
 
-The second window asks before the row is counted: its pane is without the row, which opens the next.
+The second window calls it before the row is counted: its pane does not include the row, which opens the next pane.
 
     python examples/triggers/when.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 0, "final": false, "spent": 3}
     spent: {"customer": "ann", "window_start": 0, "window_end": 10, "pane": 1, "final": false, "spent": 6}

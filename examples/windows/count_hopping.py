@@ -1,8 +1,8 @@
-"""Count windows that overlap: the last 4 values of a sensor, anew every 2.
+"""Count windows that overlap: the last 4 values of a sensor, for every 2 values.
 
     python examples/windows/count_hopping.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     means: {"sensor": "s1", "window_start": 0, "window_end": 4, "pane": 0, "final": true, "mean": 3.0}
     means: {"sensor": "s1", "window_start": 2, "window_end": 6, "pane": 0, "final": true, "mean": 5.0}

@@ -1,10 +1,10 @@
-"""Count windows that slide: the mean of the last 3 values, with every value from the third on.
+"""Count windows that slide: the mean of the last 3 values, for every value from the third on.
 
-Where the input does not end, the incomplete windows stay open and are never seen.
+If the input does not end, the incomplete windows stay open and are never emitted.
 
     python examples/windows/count_sliding.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     means: {"sensor": "s1", "window_start": 0, "window_end": 3, "pane": 0, "final": true, "mean": 3.0}
     means: {"sensor": "s1", "window_start": 1, "window_end": 4, "pane": 0, "final": true, "mean": 4.0}

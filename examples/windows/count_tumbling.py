@@ -1,11 +1,11 @@
 """Count windows, one after the other: the mean of every 3 values of a sensor.
 
-`window_start` and `window_end` are the places of the rows, counted per key from 0. The last window closes,
+`window_start` and `window_end` are the indexes of the rows, counted per key from 0. The last window closes,
 incomplete, when the input ends.
 
     python examples/windows/count_tumbling.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     means: {"sensor": "s1", "window_start": 0, "window_end": 3, "pane": 0, "final": true, "mean": 3.0}
     means: {"sensor": "s1", "window_start": 3, "window_end": 6, "pane": 0, "final": true, "mean": 5.0}

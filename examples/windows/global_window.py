@@ -1,10 +1,10 @@
-"""The global window: all rows of a key, for ever. A trigger says when it shows what it holds.
+"""The global window: all rows of a key, forever. A trigger decides when it emits its result.
 
-It needs no time and takes no grace. What has come since the last pane goes out when the input ends.
+It needs no time and accepts no grace. Rows since the last pane are emitted when the input ends.
 
     python examples/windows/global_window.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     ratings: {"city": "Rome", "window_start": null, "window_end": null, "pane": 0, "final": false, "n": 2, "mean": 4.5}
     ratings: {"city": "Rome", "window_start": null, "window_end": null, "pane": 1, "final": false, "n": 4, "mean": 4.25}

@@ -1,10 +1,10 @@
-"""Hopping windows: the last 10 minutes, anew every 5. Windows overlap, and each row is in two of them.
+"""Hopping windows: the last 10 minutes, every 5 minutes. Windows overlap, and each row is in two of them.
 
 Times are whole numbers here, minutes of some clock, and so are the size, the hop and the grace.
 
     python examples/windows/hopping.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     traffic: {"road": "A1", "window_start": -5, "window_end": 5, "pane": 0, "final": true, "cars": 1}
     traffic: {"road": "A1", "window_start": 0, "window_end": 10, "pane": 0, "final": true, "cars": 3}

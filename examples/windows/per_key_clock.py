@@ -4,7 +4,7 @@ Sensor b is an hour behind. By the watermark of the stream all of its rows would
 
     python examples/windows/per_key_clock.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     totals: {"sensor": "a", "window_start": 60, "window_end": 70, "pane": 0, "final": true, "total": 1}
     totals: {"sensor": "b", "window_start": 0, "window_end": 10, "pane": 0, "final": true, "total": 11}

@@ -1,11 +1,11 @@
 """Session windows: visits to a site, ended by more than 30 minutes without a click.
 
-Clicks come out of order. The one of 12:25 lies between two visits and makes them one, with every page kept, in the
-order of arrival.
+Clicks arrive out of order. The one of 12:25 is between two visits and merges them; all pages are kept, in the order of
+arrival.
 
     python examples/windows/session.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     visits: "ann 12:00 to 12:50: / /pay /cart"
     visits: "ann 14:00 to 14:00: /"

@@ -1,10 +1,10 @@
-"""Sliding windows: for every payment, what its card has paid in the 10 minutes up to it, both ends included.
+"""Sliding windows: for every payment, how much its card has paid in the 10 minutes up to it, both ends inclusive.
 
 There is one window per key and distinct time. Times are whole numbers here, minutes of some clock.
 
     python examples/windows/sliding.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     recent: {"card": "visa", "window_start": 1, "window_end": 11, "pane": 0, "final": true, "n": 1, "cents": 300}
     recent: {"card": "visa", "window_start": 11, "window_end": 21, "pane": 0, "final": true, "n": 2, "cents": 800}

@@ -1,11 +1,11 @@
 """Tumbling windows: what each customer spends per minute, one minute after the other.
 
-The order of 12:00:40 comes after the one of 12:01:05, and is within the grace. The one of 12:00:50 comes when its
-minute has closed: it is late, and goes to a stream of its own.
+The order of 12:00:40 arrives after the one of 12:01:05, within the grace. The one of 12:00:50 arrives after its minute
+has closed: it is late, and goes to a separate stream.
 
     python examples/windows/tumbling.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     minutes: "12:00 ann spent 4, orders: 2"
     minutes: "12:00 bob spent 5, orders: 1"

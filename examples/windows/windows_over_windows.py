@@ -1,11 +1,11 @@
 """Windows over windows: the busiest minute of every five.
 
-A window's output has a time, the last instant that it covers, so it can be put into windows again. The watermark of
-the outer step waits for what the inner one may still emit: nothing is late for having been counted before.
+The output of a window has a time, the last instant of the window, so it can be put into windows again. The watermark of
+the outer step waits for what the inner one may still emit, so no output of the inner step is late.
 
     python examples/windows/windows_over_windows.py
 
-It reads a row per batch, and the input ends after the last:
+It reads one row per batch, and the input ends after the last one. It prints:
 
     busiest: {"line": "1", "window_start": 0, "window_end": 300, "pane": 0, "final": true, "most": 3}
     busiest: {"line": "1", "window_start": 300, "window_end": 600, "pane": 0, "final": true, "most": 1}
