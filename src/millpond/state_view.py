@@ -27,7 +27,7 @@ from millpond.replica import folders as home
 from millpond.replica.lmdb_store import close_below, forget
 from millpond.steps.kind import Step, StoredKey
 from millpond.steps.registry import find_kind
-from millpond.steps.state.expiring import living
+from millpond.steps.state.expiring import without_expired
 from millpond.storage import Storage
 from millpond.task.replicas import caught_up
 
@@ -166,7 +166,7 @@ class StateView:
         if not kind.can_expire:
             return ((e.key, e.cell, e.value) for e in entries)
         now = record.time if self._batch is not None else self._clock.now()
-        return living((e for e in entries if kind.is_shown(e.cell)), round(now * 1_000_000))
+        return without_expired((e for e in entries if kind.is_shown(e.cell)), round(now * 1_000_000))
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a key, or the default.

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from millpond.codec import Codec, decode_key, encode_key
 from millpond.errors import InvalidUse
 from millpond.steps.state.expiring import ExpiringCells
-from millpond.steps.state.named import cell_of
+from millpond.steps.state.named import cell_for
 from millpond.steps.state.single import is_absent
 from millpond.steps.state.ttl import checked_ttl
 from millpond.timing import Time
@@ -50,7 +50,7 @@ class State:
             raise InvalidUse(
                 f"state {name!r} is {words[self._kinds[name]]} and was used as {words[kind]}: give each its own name"
             )
-        return cell_of(kind, name)
+        return cell_for(kind, name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of that name, the caller's own: changing it changes nothing until `set`.
@@ -162,7 +162,7 @@ class StateList:
 
         >>> def f(row, state): state.list("recent").extend(row["items"])
         """
-        self._cells.begin_list(self._cell)
+        self._cells.drop_expired_list(self._cell)
         head, tail = self._bounds()
         for value in values:
             self._cells.write(self._at(tail), value)
@@ -187,7 +187,7 @@ class StateList:
 
         >>> def f(row, state): state.list("recent").clear()
         """
-        self._cells.begin_list(self._cell)
+        self._cells.drop_expired_list(self._cell)
         head, tail = self._bounds()
         for index in range(head, tail):
             self._cells.drop(self._at(index))

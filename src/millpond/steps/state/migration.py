@@ -20,7 +20,7 @@ from millpond.codec.refusal import short
 from millpond.errors import Incompatible, InvalidUse
 from millpond.log.segment import Change
 from millpond.steps.failure import FAULTS
-from millpond.steps.state.named import cell_of, name_of
+from millpond.steps.state.named import cell_for, cell_name
 
 MARK = b"~"
 
@@ -135,7 +135,7 @@ class NamedValuesMigration(Migration):
 
     def _migrate(self, cells: list[Change], version: int) -> list[Change]:
         named = {
-            name_of(cell.cell): self._codec.decode(cell.value or b"null")
+            cell_name(cell.cell): self._codec.decode(cell.value or b"null")
             for cell in cells
             if cell.cell.startswith(b"v:")
         }
@@ -146,7 +146,7 @@ class NamedValuesMigration(Migration):
         migrated = [cell._replace(key=encoded) for cell in cells if not cell.cell.startswith(b"v:")]
         times = {cell.cell: (cell.due, cell.wall) for cell in cells}
         for name, value in changed.items():
-            place = cell_of("v", name)
+            place = cell_for("v", name)
             migrated.append(Change(encoded, place, self._codec.encode(value), *times.get(place, (None, None))))
         return migrated
 

@@ -1,4 +1,8 @@
-"""Named parts of state per key within one batch: what was read, what the batch has changed, and what is due."""
+"""The cells of a step's keys within one batch: read from the view, changed by rows, and found when they are due.
+
+A cell is a named part of a key's state, such as `v:total`. It may have two times at which something happens to it: an
+event time and a wall-clock time.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +19,40 @@ from millpond.replica import Entry, View
 from millpond.steps.failure import unreadable
 from millpond.steps.state.single import ABSENT, DROPPED, Packed, is_absent, is_surely_encodable
 
-Times = tuple[int | None, int | None]  # an event time and a time of the clock, where a cell has them
+CellTimes = tuple[int | None, int | None]
+"""The event time and the wall-clock time at which something happens to a cell; None where nothing does."""
 
-_NEVER: Times = (None, None)
+NEVER: CellTimes = (None, None)
 _READABLE = " !#$&'()+,/;=?@[]^`{|}~"  # what stays as it is in the name of a cell
 
 
 class NamedCells:
-    """What the `State` handle reads and writes.
+    """The cells of all keys as the batch sees them: those of the view, with the batch's changes on top.
 
-    Writes of one row are pending until `keep`; `undo` forgets them.
+    Reads and writes are about the key that `select` chose. The writes of one row are pending until `commit_row`;
+    `undo_row` discards them.
     """
 
     def __init__(self, step: str, view: View, codec: Codec) -> None:
-        self._step, self._view, self.codec = step, view, codec
-        self._held: dict[bytes, dict[bytes, Any]] = {}
-        self._times: dict[bytes, dict[bytes, Times]] = {}  # of the cells that are held and have any
+        self._step, self._view, self._codec = step, view, codec
+        self._held: dict[bytes, dict[bytes, Any]] = {}  # key → cell → value, of what was read or written
+        self._times: dict[bytes, dict[bytes, CellTimes]] = {}  # of the cells that are held and have any
         self._changed: dict[bytes, set[bytes]] = {}
         self._pending: dict[bytes, Any] = {}
-        self._pending_times: dict[bytes, Times] = {}
-        self._due: dict[tuple[bool, bytes], _Due] = {}  # of those that were asked for
-        self._is_timed = False  # whether any cell that was met has a time
+        self._pending_times: dict[bytes, CellTimes] = {}
+        self._due: dict[tuple[bool, bytes], _DueCells] = {}  # by what was asked for
         self._unreadable: Incompatible | None = None
+        self.has_times = False  # whether any cell that was read or written has a time
         self.key = b""
 
-    def turn_to(self, key: bytes) -> None:
-        """Reads and writes are about this key from now on."""
+    def select(self, key: bytes) -> None:
+        """Let all further reads and writes be about this key."""
         self.key = key
 
+    # --- reading ---
+
     def read(self, cell: bytes) -> Any:
-        """An immutable value, `Packed`, ABSENT or DROPPED."""
+        """Return an immutable value, `Packed`, ABSENT or DROPPED."""
         if cell in self._pending:
             return self._pending[cell]
         held = self._held.setdefault(self.key, {})
@@ -57,55 +65,70 @@ class NamedCells:
                 found = held[cell] = Packed(entry.value)
                 if entry.due is not None or entry.wall is not None:
                     self._times.setdefault(self.key, {})[cell] = (entry.due, entry.wall)
-                    self._is_timed = True
+                    self.has_times = True
         return found
 
-    def value(self, cell: bytes) -> Any:
-        """The value of a cell, the caller's own; ABSENT or DROPPED where there is none."""
-        found = self.read(cell)
+    def decode(self, found: Any) -> Any:
+        """Return the value of what `read` returned, a new copy each time; ABSENT and DROPPED stay as they are."""
         try:
-            return self.codec.decode(found.data) if found.__class__ is Packed else found
+            return self._codec.decode(found.data) if found.__class__ is Packed else found
         except Unreadable as error:
             # The user's function may catch it: the batch must not count all the same.
             self._unreadable = unreadable(self._step, error, decode_key(self.key))
             raise self._unreadable from error
 
-    def times(self, cell: bytes) -> Times:
-        """The event time and the time of the clock at which something is to happen to a cell."""
+    def times(self, cell: bytes) -> CellTimes:
+        """Return the event time and the wall-clock time at which something happens to a cell."""
+        if cell not in self._pending:
+            self.read(cell)
+        return self.known_times(cell) or NEVER
+
+    def known_times(self, cell: bytes) -> CellTimes | None:
+        """Return the times of a cell that was read or written in this batch; None if it has none."""
         if cell in self._pending:
-            return self._pending_times.get(cell, _NEVER)
-        self.read(cell)
-        return self._times.get(self.key, {}).get(cell, _NEVER)
+            return self._pending_times.get(cell)
+        times = self._times.get(self.key)
+        return None if times is None else times.get(cell)
 
-    def write(self, cell: bytes, value: Any, due: int | None = None, wall: int | None = None) -> None:
-        """Set a cell, and when something is to happen to it."""
-        self._pending[cell] = value if is_surely_encodable(value) else Packed(self.codec.encode(value))
-        self._pending_times[cell] = (due, wall)
-        if due is not None or wall is not None:
-            self._is_timed = True
-
-    def retime(self, cell: bytes, due: int | None = None, wall: int | None = None) -> None:
-        """Leave a cell as it is, and set when something is to happen to it."""
-        self._pending[cell] = self.read(cell)
-        self._pending_times[cell] = (due, wall)
-        self._is_timed = True
-
-    def drop(self, cell: bytes) -> None:
-        if not is_absent(self.read(cell)):
-            self._pending[cell] = DROPPED
-            self._pending_times[cell] = _NEVER
-
-    def scan(self, beginning: bytes = b"") -> Iterator[bytes]:
-        """The cells of the key that hold something and begin so, in order."""
-        live = {cell for _, cell, _ in self._view.scan(self._step, self.key, beginning)}
-        for layer in (self._held.get(self.key, {}), self._pending):
+    def scan(self, beginning: bytes = b"") -> dict[bytes, CellTimes]:
+        """Return the key's cells that hold something and begin so, each with its times, in no order."""
+        found = {e.cell: (e.due, e.wall) for e in self._view.entries(self._step, self.key, beginning)}
+        times = self._times.get(self.key, {})
+        for layer, known in ((self._held.get(self.key, {}), times), (self._pending, self._pending_times)):
             for cell, value in layer.items():
                 if cell.startswith(beginning):
-                    (live.discard if is_absent(value) else live.add)(cell)
-        return iter(sorted(live))
+                    if is_absent(value):
+                        found.pop(cell, None)
+                    else:
+                        found[cell] = known.get(cell, NEVER)
+        return found
 
-    def keep(self) -> None:
-        """The row went well: its writes count."""
+    # --- writing ---
+
+    def write(self, cell: bytes, value: Any, due: int | None = None, wall: int | None = None) -> None:
+        """Set a cell, and the times at which something happens to it."""
+        self._pending[cell] = value if is_surely_encodable(value) else Packed(self._codec.encode(value))
+        self._pending_times[cell] = (due, wall)
+        if due is not None or wall is not None:
+            self.has_times = True
+
+    def set_times(self, cell: bytes, times: CellTimes) -> None:
+        """Leave a cell's value as it is, and set its times."""
+        self._pending[cell] = self.read(cell)
+        self._pending_times[cell] = times
+        self.has_times = True
+
+    def drop(self, cell: bytes) -> None:
+        """Delete a cell if there is one."""
+        if not is_absent(self.read(cell)):
+            self.drop_stored(cell)
+
+    def drop_stored(self, cell: bytes) -> None:
+        """Delete a cell that is known to be there, without reading it."""
+        self._pending[cell], self._pending_times[cell] = DROPPED, NEVER
+
+    def commit_row(self) -> None:
+        """Let the writes of the row count."""
         if self._pending:
             self._held.setdefault(self.key, {}).update(self._pending)
             self._changed.setdefault(self.key, set()).update(self._pending)
@@ -116,115 +139,118 @@ class NamedCells:
                     due.add(times, self.key, cell)
             self._pending, self._pending_times = {}, {}
 
-    def undo(self) -> None:
-        """The row failed: it has written nothing."""
+    def undo_row(self) -> None:
+        """Discard the writes of the row, because it failed."""
         self._pending, self._pending_times = {}, {}
 
-    def pop_due(self, upto: int, *, wall: bool = False, beginning: bytes = b"") -> tuple[int, bytes, bytes] | None:
-        """The time, key and cell of the next cell whose time has come, in the order of these times.
+    # --- what is due ---
 
-        Of the cells that begin so, if that is said. Turns to its key. Whoever asks must `keep` another time for
-        the cell, or drop it: else it comes again.
+    def pop_due(self, until: int, *, wall: bool = False, beginning: bytes = b"") -> tuple[int, bytes, bytes] | None:
+        """Return time, key and cell of the next cell that is due, in the order of time, and select its key.
+
+        Only cells that begin with `beginning` count. The caller must commit another time for the cell, or drop it:
+        else it is returned again.
         """
-        found = self._queue(wall, beginning).next(upto)
+        found = self._due_cells(wall, beginning).next(until)
         if found is not None:
-            self.turn_to(found[1])
+            self.select(found[1])
         return found
 
-    def all_due(self, upto: int, *, wall: bool = False, beginning: bytes = b"") -> list[tuple[int, bytes, bytes]]:
-        """All that `pop_due` would give now, at once."""
-        return self._queue(wall, beginning).all(upto)
+    def all_due(self, until: int, *, wall: bool = False, beginning: bytes = b"") -> list[tuple[int, bytes, bytes]]:
+        """Return all that `pop_due` would return now, at once."""
+        return self._due_cells(wall, beginning).all(until)
 
-    def _queue(self, wall: bool, beginning: bytes) -> _Due:
+    def _due_cells(self, wall: bool, beginning: bytes) -> _DueCells:
         if (wall, beginning) not in self._due:
-            due = self._due[wall, beginning] = _Due(self, wall, beginning)
+            due = self._due[wall, beginning] = _DueCells(self, wall, beginning)
             for key, cells in self._changed.items():
                 for cell in cells:
-                    due.add(self._times[key].get(cell, _NEVER), key, cell)
+                    due.add(self._times[key].get(cell, NEVER), key, cell)
         return self._due[wall, beginning]
 
-    def current(self, key: bytes, cell: bytes) -> Times | None:
-        """What this batch knows of a cell's times; nothing if it has not changed the cell."""
+    def changed_times(self, key: bytes, cell: bytes) -> CellTimes | None:
+        """Return the times of a cell that this batch has changed; None if it has not."""
         if cell in self._changed.get(key, ()):
-            return self._times[key].get(cell, _NEVER)
+            return self._times[key].get(cell, NEVER)
         return None
 
-    def committed_due(self, upto: int, wall: bool) -> Iterator[Entry]:
-        return self._view.due(self._step, upto, wall=wall)
+    def stored_due(self, until: int, wall: bool) -> Iterator[Entry]:
+        """Yield the cells of the view that are due."""
+        return self._view.due(self._step, until, wall=wall)
 
     def changes(self) -> list[Change]:
-        """What this batch has changed, sorted. Raises `Incompatible` if some of the state could not be read."""
+        """Return what this batch has changed, sorted. Raises `Incompatible` if some state could not be read."""
         if self._unreadable is not None:
             raise self._unreadable
-        encode, held = self.codec.encode, self._held
+        encode, held = self._codec.encode, self._held
         return [
             Change(
                 key,
                 cell,
-                None if is_absent(value := held[key][cell]) else _encoded(value, encode),
-                *self._times[key].get(cell, _NEVER),
+                None if is_absent(value := held[key][cell]) else _as_bytes(value, encode),
+                *self._times[key].get(cell, NEVER),
             )
             for key, cells in sorted(self._changed.items())
             for cell in sorted(cells)
         ]
 
 
-class _Due:
-    """What is due by one of the two clocks: what was committed, with what this batch has changed laid over it."""
+class _DueCells:
+    """The cells that are due by one of the two clocks: those of the view, and those that this batch has changed."""
 
     def __init__(self, cells: NamedCells, wall: bool, beginning: bytes) -> None:
         self._cells, self._wall, self._beginning = cells, wall, beginning
         self._own: list[tuple[int, bytes, bytes]] = []  # a heap; an entry whose cell has changed since is passed over
-        self._committed: Iterator[tuple[int, bytes, bytes]] | None = None
-        self._ahead: tuple[int, bytes, bytes] | None = None
-        self._upto = 0
+        self._stored: Iterator[tuple[int, bytes, bytes]] | None = None
+        self._next: tuple[int, bytes, bytes] | None = None
+        self._until = 0
 
-    def add(self, times: Times, key: bytes, cell: bytes) -> None:
+    def add(self, times: CellTimes, key: bytes, cell: bytes) -> None:
         time = times[self._wall]
         if time is not None and cell.startswith(self._beginning):
             heapq.heappush(self._own, (time, key, cell))
 
-    def all(self, upto: int) -> list[tuple[int, bytes, bytes]]:
-        own = {found for found in self._own if found[0] <= upto and not self._stale(*found)}
-        old = [found for found in self._read(upto) if self._cells.current(*found[1:]) is None]
+    def all(self, until: int) -> list[tuple[int, bytes, bytes]]:
+        own = {found for found in self._own if found[0] <= until and not self._is_stale(*found)}
+        old = [found for found in self._read(until) if self._cells.changed_times(*found[1:]) is None]
         return sorted([*own, *old])
 
-    def _read(self, upto: int) -> Iterator[tuple[int, bytes, bytes]]:
-        for entry in self._cells.committed_due(upto, self._wall):
+    def _read(self, until: int) -> Iterator[tuple[int, bytes, bytes]]:
+        for entry in self._cells.stored_due(until, self._wall):
             time = entry.wall if self._wall else entry.due
             assert time is not None
             if entry.cell.startswith(self._beginning):
                 yield time, entry.key, entry.cell
 
-    def next(self, upto: int) -> tuple[int, bytes, bytes] | None:
-        if self._committed is None or upto > self._upto:
-            self._committed, self._upto, self._ahead = self._read(upto), upto, None
-        while self._own and self._stale(*self._own[0]):
+    def next(self, until: int) -> tuple[int, bytes, bytes] | None:
+        if self._stored is None or until > self._until:
+            self._stored, self._until, self._next = self._read(until), until, None
+        while self._own and self._is_stale(*self._own[0]):
             heapq.heappop(self._own)
-        while self._ahead is None or self._cells.current(*self._ahead[1:]) is not None:
-            self._ahead = next(self._committed, None)
-            if self._ahead is None:
+        while self._next is None or self._cells.changed_times(*self._next[1:]) is not None:
+            self._next = next(self._stored, None)
+            if self._next is None:
                 break
-        ready = [found for found in (self._ahead, self._own[0] if self._own else None) if found is not None]
+        ready = [found for found in (self._next, self._own[0] if self._own else None) if found is not None]
         first = min(ready, default=None)
-        return None if first is None or first[0] > upto else first
+        return None if first is None or first[0] > until else first
 
-    def _stale(self, time: int, key: bytes, cell: bytes) -> bool:
-        times = self._cells.current(key, cell)
+    def _is_stale(self, time: int, key: bytes, cell: bytes) -> bool:
+        times = self._cells.changed_times(key, cell)
         return times is None or times[self._wall] != time
 
 
-def _encoded(value: Any, encode: Any) -> bytes:
+def _as_bytes(value: Any, encode: Any) -> bytes:
     data: bytes = value.data if value.__class__ is Packed else encode(value)
     return data
 
 
 @lru_cache(4096)
-def cell_of(kind: str, name: str) -> bytes:
-    """The cell that holds a name: its kind and the name, readable, without a colon of its own."""
+def cell_for(kind: str, name: str) -> bytes:
+    """Return the cell for a name: its kind and the name, readable, without a colon of its own."""
     return f"{kind}:{quote(name, safe=_READABLE)}".encode()
 
 
-def name_of(cell: bytes) -> str:
-    """The name that a cell holds."""
+def cell_name(cell: bytes) -> str:
+    """Return the name that a cell is for."""
     return unquote(cell.decode().split(":")[1])

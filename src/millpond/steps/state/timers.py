@@ -1,7 +1,7 @@
 """The `Timers` handle: what a processor sees of one key's timers.
 
-A timer is a cell of the key's state that holds its time and its payload, and that is found by its time: by event
-time in the cells `t:<name>`, by the clock in the cells `c:<name>`.
+A timer is a cell of the key's state with its time and its payload. The index by time finds it: `t:<name>` by event
+time, `c:<name>` by wall-clock time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from millpond.errors import InvalidUse
 from millpond.steps.base import StepContext
 from millpond.steps.state.expiring import ExpiringCells
-from millpond.steps.state.named import cell_of, name_of
+from millpond.steps.state.named import cell_for, cell_name
 from millpond.steps.state.single import is_absent
 from millpond.timing import Time, Unit, as_time, as_user, duration, span, ticks, unit_of
 
@@ -21,9 +21,9 @@ EVENT, CLOCK = b"t:", b"c:"
 
 @dataclass(frozen=True)
 class Timer:
-    """A timer that was set: its name, the time that it was set for, and what it was given to carry.
+    """A timer that was set: its name, its time, and its payload.
 
-    `at` is an event time as the stream has them, or a datetime for a timer of the clock.
+    `at` is an event time of the stream's kind, or a datetime for a timer that goes by the clock.
 
     >>> import millpond as mp
     >>> mp.Timer("remind", at=120, payload={"basket": 7}).name
@@ -36,7 +36,7 @@ class Timer:
 
 
 class Timers:
-    """One key's timers, for the length of one call. A name has one timer: setting it again replaces it.
+    """The timers of one key, valid for the length of one call. Setting a timer again replaces the one of that name.
 
     >>> import millpond as mp
     >>> class Silence:
@@ -53,16 +53,16 @@ class Timers:
     [{'host': 'a', 'silent_since': 10}]
     """
 
-    __slots__ = ("_answered", "_cells", "_context", "_step")
+    __slots__ = ("_cells", "_context", "_has_on_timer", "_step")
 
-    def __init__(self, cells: ExpiringCells, context: StepContext, step: str, answered: bool) -> None:
-        self._cells, self._context, self._step, self._answered = cells, context, step, answered
+    def __init__(self, cells: ExpiringCells, context: StepContext, step: str, has_on_timer: bool) -> None:
+        self._cells, self._context, self._step, self._has_on_timer = cells, context, step, has_on_timer
 
     def set(self, name: str, at: Any = None, after: Any = None, payload: Any = None) -> None:
-        """Set a timer for an event time: `at` that time, or so long `after` the time of the row or timer at hand.
+        """Set a timer for an event time: `at` that time, or `after` a duration from the time of the row or timer.
 
-        It fires when the watermark has come to it. One that is set for a time that has passed fires at the end
-        of the same batch.
+        It fires when the watermark reaches that time. A timer that is set for a time in the past fires at the end of
+        the same batch.
 
         >>> def on_row(self, key, row, state, timers):
         ...     timers.set("remind", after="30m", payload={"basket": row["basket"]})
@@ -82,13 +82,13 @@ class Timers:
                 raise InvalidUse(f"{where}: after= needs a row or timer with an event time, and this one has none")
             when = now.time + span(duration(after, f"{where}, after"), unit, f"{where}, after")
         else:
-            when = _ticks(at, unit, where)
+            when = _as_ticks(at, unit, where)
         self._put(EVENT, name, as_user(when, unit), payload, due=when)
 
     def set_wall(self, name: str, after: Any, payload: Any = None) -> None:
-        """Set a timer by the clock, so long after the batch at hand.
+        """Set a timer that goes by the clock, a duration after the time of the batch.
 
-        It fires in the first batch that begins then or later; one begins for it, if no row comes.
+        It fires in the first batch that begins then or later. If no row comes, a batch begins for it.
 
         >>> def on_row(self, key, row, state, timers):
         ...     timers.set_wall("ask-again", after="10s")
@@ -99,7 +99,7 @@ class Timers:
         self._put(CLOCK, name, as_user(when, "instant"), payload, wall=when)
 
     def cancel(self, name: str) -> None:
-        """Take a timer back; nothing happens if there is none of that name.
+        """Remove a timer. Nothing happens if there is none of that name.
 
         >>> def on_row(self, key, row, state, timers):
         ...     timers.cancel("remind")
@@ -108,14 +108,14 @@ class Timers:
             self._cells.drop(_cell(kind, name))
 
     def get(self, name: str) -> Timer | None:
-        """The timer of that name, if one is set.
+        """Return the timer of that name, or None if none is set.
 
         >>> def on_row(self, key, row, state, timers):
         ...     if timers.get("remind") is None:
         ...         timers.set("remind", after="30m")
         """
         for kind in (EVENT, CLOCK):
-            found = held(self._cells, _cell(kind, name))
+            found = read_timer(self._cells, _cell(kind, name))
             if found is not None:
                 return found
         return None
@@ -123,7 +123,7 @@ class Timers:
     def _put(
         self, kind: bytes, name: str, at: Time, payload: Any, due: int | None = None, wall: int | None = None
     ) -> None:
-        if not self._answered:
+        if not self._has_on_timer:
             raise InvalidUse(
                 f"step {self._step!r}: a timer was set, and the processor has no method "
                 "on_timer(key, timer, state, timers); give it one"
@@ -135,10 +135,10 @@ class Timers:
 
 
 def _cell(kind: bytes, name: str) -> bytes:
-    return cell_of(kind[:1].decode(), name)
+    return cell_for(kind[:1].decode(), name)
 
 
-def _ticks(at: Any, unit: Unit, where: str) -> int:
+def _as_ticks(at: Any, unit: Unit, where: str) -> int:
     try:
         time = as_time(at)
         found = ticks(time)
@@ -150,7 +150,7 @@ def _ticks(at: Any, unit: Unit, where: str) -> int:
     return found
 
 
-def held(cells: ExpiringCells, cell: bytes) -> Timer | None:
-    """The timer that a cell of the key at hand stands for."""
+def read_timer(cells: ExpiringCells, cell: bytes) -> Timer | None:
+    """Return the timer that a cell of the key at hand holds; None if it holds none."""
     found = cells.value(cell)
-    return None if is_absent(found) else Timer(name_of(cell), found["at"], found["payload"])
+    return None if is_absent(found) else Timer(cell_name(cell), found["at"], found["payload"])

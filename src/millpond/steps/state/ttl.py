@@ -11,7 +11,6 @@ from millpond.timing import Duration, duration, span
 
 Refresh = Literal["write", "read", "never"]
 Clock = Literal["event", "processing"]
-Times = tuple[int | None, int | None]  # the event time and the time of the clock at which an entry is over
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class AggregateStep(Step):
     key_names: tuple[str, ...]
 
     def begin(self, context: StepContext) -> Running:
-        return Aggregate(self, context)
+        return RunningAggregate(self, context)
 
     @classmethod
     def is_shown(cls, cell: bytes) -> bool:
@@ -45,7 +45,7 @@ class AggregateStep(Step):
         return results(accumulators, {} if step is None else step.aggregations)
 
 
-class Aggregate(Running):
+class RunningAggregate(Running):
     """The step at work."""
 
     def __init__(self, step: AggregateStep, context: StepContext) -> None:
@@ -79,7 +79,7 @@ class Aggregate(Running):
         assert keys is not None
 
         def once(i: int, k: int, row: Any) -> None:
-            cells.turn_to(keys.encoded[k])
+            cells.select(keys.encoded[k])
             cells.now.move(*((None, None) if times is None else (int(times.values[i]), times.unit)))
             accumulators = cells.value(b"")
             accumulators = {} if is_absent(accumulators) else accumulators
@@ -87,9 +87,9 @@ class Aggregate(Running):
                 output = self._update(accumulators, keys.objects[k], row, None if times is None else times[i])
                 cells.put(b"", accumulators)
             except BaseException:
-                cells.undo()
+                cells.undo_row()
                 raise
-            cells.keep()
+            cells.commit_row()
             found.add(i, output)
 
         call_for_rows(self._step, self._context, rows, once)

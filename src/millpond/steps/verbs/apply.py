@@ -36,7 +36,7 @@ class ApplyStep(Step):
     f: Callable[[Any, State], Any]
 
     def begin(self, context: StepContext) -> Running:
-        return Apply(self, context)
+        return RunningApply(self, context)
 
     def outputs(self, result: Any, row: Any) -> Iterable[Any]:
         """Return the outputs for a row, given what the function returned."""
@@ -82,7 +82,7 @@ class StatefulFilterStep(ApplyStep):
         return (row,) if result else ()
 
 
-class Apply(Running):
+class RunningApply(Running):
     """The step at work. A row whose function raises has written nothing to the state."""
 
     def __init__(self, step: ApplyStep, context: StepContext) -> None:
@@ -100,16 +100,16 @@ class Apply(Running):
         ticks, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
 
         def once(i: int, k: int, row: Any) -> None:
-            cells.turn_to(keys.encoded[k])
+            cells.select(keys.encoded[k])
             state.key = keys.objects[k]
             state.time = None if times is None else times[i]
             cells.now.move(None if ticks is None else ticks[i], unit)
             try:
                 outputs = to_outputs(f(row, state), row)
             except BaseException:
-                cells.undo()
+                cells.undo_row()
                 raise
-            cells.keep()
+            cells.commit_row()
             found.add_all(i, outputs)
 
         call_for_rows(self._step, self._context, rows, once)

@@ -18,13 +18,12 @@ from millpond.steps.base import Outputs, Running, StepContext
 from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells, is_state
 from millpond.steps.state.handle import assemble
-from millpond.steps.state.named import cell_of
+from millpond.steps.state.named import NEVER, CellTimes, cell_for
 from millpond.steps.state.single import is_absent
-from millpond.steps.state.ttl import Times
 from millpond.timing import Duration, Time, as_time, span, ticks, unit_of
 
-_SEEN = cell_of("m", "seen") + b":"  # and the id
-_ONCE = cell_of("v", "seen")  # where the key itself is the id
+_SEEN = cell_for("m", "seen") + b":"  # and the id
+_ONCE = cell_for("v", "seen")  # where the key itself is the id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class DeduplicateStep(Step):
         return {} if self.state.ttl is None else {"within": self.state.ttl.detail["after"]}
 
     def begin(self, context: StepContext) -> Running:
-        return Deduplicate(self, context)
+        return RunningDeduplicate(self, context)
 
     @classmethod
     def is_shown(cls, cell: bytes) -> bool:
@@ -59,7 +58,7 @@ class DeduplicateStep(Step):
         return assemble(stored.cells, stored.codec)
 
 
-class Deduplicate(Running):
+class RunningDeduplicate(Running):
     """The step at work. A row that does not pass changes nothing."""
 
     def __init__(self, step: DeduplicateStep, context: StepContext) -> None:
@@ -77,7 +76,7 @@ class Deduplicate(Running):
         values, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
 
         def once(i: int, k: int, row: Any) -> None:
-            cells.turn_to(keys.encoded[k])
+            cells.select(keys.encoded[k])
             cells.now.move(None if values is None else values[i], unit)
             time = as_datetime(self._context.time.now) if times is None else times[i]
             cell = _ONCE if self._by is None else _SEEN + encode_key(self._by(row))
@@ -85,8 +84,8 @@ class Deduplicate(Running):
             if not is_absent(seen):
                 self._check_unit(seen, time)
                 return
-            cells.write(cell, time, *(cells.now.fresh(ttl) if ttl is not None else ()))  # it is new: nothing to keep
-            cells.keep()
+            cells.write(cell, time, *(cells.now.expiry(ttl) if ttl is not None else ()))  # it is new: nothing to keep
+            cells.commit_row()
             found.add(i, row)
 
         call_for_rows(self._step, self._context, rows, once)
@@ -102,7 +101,7 @@ class Deduplicate(Running):
     def _adopt(self, before: int | None) -> None:
         """Give the ids that were seen under another `within` new times, counted from when they were seen."""
         for entry in self._context.view.entries(self._step.name):
-            times: Times = (None, None)
+            times: CellTimes = NEVER
             if self._within is not None:
                 seen = as_time(self._context.codec.decode(entry.value))
                 length = span(self._within, unit_of(seen), f"deduplicate({self._step.name!r}, within)")
@@ -112,7 +111,7 @@ class Deduplicate(Running):
                 else:
                     is_timed = self._context.time.unit is not None
                     times = (ticks(seen) + length, None) if is_timed else (None, ticks(seen) + length)
-            self._cells.set_times(entry, times)
+            self._cells.set_stored_times(entry, times)
 
     def end(self) -> None:
         """Forget the ids that are over."""

@@ -39,14 +39,14 @@ class LookupStep(Step):
     merge: Merge | None = None
 
     def begin(self, context: StepContext) -> Running:
-        return Lookup(self, context)
+        return RunningLookup(self, context)
 
     @classmethod
     def show(cls, stored: StoredKey, step: Self | None) -> Any:
         raise AssertionError("a lookup has no state")
 
 
-class Lookup(Running):
+class RunningLookup(Running):
     """The step at work: it holds its rows back until the table has all changes of the batch."""
 
     def __init__(self, step: LookupStep, context: StepContext) -> None:

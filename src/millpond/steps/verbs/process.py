@@ -10,7 +10,7 @@ class Reminder:
 
 baskets.key_by("customer").process("reminders", Reminder)
 
-A timer is a cell: `t:<name>`, found by its event time, or `c:<name>`, found by the clock.
+A timer is a cell: `t:<name>`, found by its event time, or `c:<name>`, found by its wall-clock time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells, is_state
 from millpond.steps.state.handle import State, assemble
 from millpond.steps.state.migration import NamedValuesMigration
-from millpond.steps.state.timers import CLOCK, EVENT, Timers, held
+from millpond.steps.state.timers import CLOCK, EVENT, Timers, read_timer
 from millpond.timing import MAX_TICKS, as_user
 
 MOST_AT_ONCE = 10_000  # times that one timer may fire for one time: one that keeps setting itself never ends
@@ -57,7 +57,7 @@ def processor_factory(processor: Any, where: str) -> Callable[[], Any]:
 
 
 def outputs_of(result: Any) -> Iterable[Any]:
-    """A list, or what is yielded, is several outputs, and anything else is one; `None` and `()` are none."""
+    """Return the outputs in what a method returned: those of a list or a generator, else the one; none of None, ()."""
     if result is None or result == ():
         return ()
     if isinstance(result, list | Iterator):
@@ -76,7 +76,7 @@ class ProcessStep(Step):
     make: Callable[[], Any]  # makes the processor of a batch
 
     def begin(self, context: StepContext) -> Running:
-        return Process(self, context)
+        return RunningProcess(self, context)
 
     @classmethod
     def is_shown(cls, cell: bytes) -> bool:
@@ -87,7 +87,7 @@ class ProcessStep(Step):
         return assemble(stored.cells, stored.codec)
 
 
-class Process(Running):
+class RunningProcess(Running):
     """The step at work. A row or a timer whose method raises has written no state and set no timer."""
 
     def __init__(self, step: ProcessStep, context: StepContext) -> None:
@@ -120,7 +120,7 @@ class Process(Running):
         return found.rows()
 
     def _go_to(self, encoded: bytes, key: Any) -> Any:
-        self._cells.turn_to(encoded)
+        self._cells.select(encoded)
         self._state.key, self._state.watermark = key, self._context.time.shown_watermark
         return key
 
@@ -128,74 +128,69 @@ class Process(Running):
         try:
             outputs = outputs_of(method(key, about, self._state, self._timers))
         except BaseException:
-            self._cells.undo()
+            self._cells.undo_row()
             raise
-        self._cells.keep()
+        self._cells.commit_row()
         return outputs
 
     # --- timers ---
 
     def end(self) -> Rows | None:
-        """Fire what is due, in the order of time; then take out what is over."""
-        context, made = self._context, KeyedRowBuilder(self._context.time.unit)
-        fired: dict[tuple[int, bytes, bytes], int] = {}  # of those that were set in this very batch
+        """Fire the timers that are due, in the order of time; then remove the state that has expired."""
+        time, outputs = self._context.time, KeyedRowBuilder(self._context.time.unit)
+        fired: dict[tuple[int, bytes, bytes], int] = {}  # how often, of the timers that this batch has set
         while True:
-            due = (
-                None
-                if context.time.expiry_watermark is None
-                else self._cells.pop_due(context.time.expiry_watermark, beginning=EVENT)
-            )
-            due = due or self._cells.pop_due(context.time.wall, wall=True, beginning=CLOCK)
+            until = time.expiry_watermark
+            due = None if until is None else self._cells.pop_due(until, beginning=EVENT)
+            due = due or self._cells.pop_due(time.wall, wall=True, beginning=CLOCK)
             if due is None:
                 break
-            if self._cells.current(*due[1:]) is not None:
+            if self._cells.changed_times(*due[1:]) is not None:
                 fired[due] = fired.get(due, 0) + 1
-            self._fire(*due, made, endless=fired.get(due, 0) > MOST_AT_ONCE)
-        if context.time.is_final:
-            # Every timer that is set fires now, once. What these set for a later time stays: it may do so for ever.
+            self._fire(*due, outputs, is_endless=fired.get(due, 0) > MOST_AT_ONCE)
+        if time.is_final:
+            # Every timer that is set fires now, once. Those that are set by these stay: there may be no end of them.
             for at, key, cell in self._cells.all_due(MAX_TICKS, beginning=EVENT):
-                self._cells.turn_to(key)
+                self._cells.select(key)
                 if self._cells.times(cell)[0] == at:
-                    self._fire(at, key, cell, made)
+                    self._fire(at, key, cell, outputs)
         self._cells.expire()
-        rows = made.rows()
+        rows = outputs.rows()
         return rows if len(rows) else None
 
-    def _fire(self, at: int, encoded: bytes, cell: bytes, made: KeyedRowBuilder, endless: bool = False) -> None:
-        """Call `on_timer`. The timer is used up, whatever comes of it, unless the batch does not count."""
-        context, key, is_done = self._context, decode_key(encoded), False
-        time = at if cell.startswith(EVENT) else context.time.expiry_watermark
+    def _fire(self, at: int, encoded: bytes, cell: bytes, outputs: KeyedRowBuilder, is_endless: bool = False) -> None:
+        """Call `on_timer`. The timer is used up, also if that fails and `on_error` lets the batch go on."""
+        key, is_done, unit = decode_key(encoded), False, self._context.time.unit
+        time = at if cell.startswith(EVENT) else self._context.time.expiry_watermark
 
         def once() -> None:
             nonlocal is_done
             self._go_to(encoded, key)
-            self._cells.now.move(time, context.time.unit)
-            self._state.time = None if time is None or context.time.unit is None else as_user(time, context.time.unit)
-            timer = held(self._cells, cell)
-            if endless:
+            self._cells.now.move(time, unit)
+            self._state.time = None if time is None or unit is None else as_user(time, unit)
+            timer = read_timer(self._cells, cell)
+            if is_endless:
                 raise InvalidUse(
                     f"expected on_timer to set a timer for a time to come, got one for the same moment "
                     f"{MOST_AT_ONCE} times; set it for a later one"
                 )
             self._cells.drop(cell)
             for output in self._call(self._processor.on_timer, key, timer):
-                made.add(encoded, key, output, time)
+                outputs.add(encoded, key, output, time)
             is_done = True
 
         try:
             once()
         except FAULTS as error:
-            timer = held(self._cells, cell)
+            timer = read_timer(self._cells, cell)
             assert timer is not None
             row = {"timer": timer.name, "at": timer.at, "payload": timer.payload}
-            again = None if endless else once
-            context.failures.row(
-                self._step.on_error, self._step.name, error, key=key, row=row, order=ENDING, again=again
-            )
+            step, again = self._step, None if is_endless else once
+            self._context.failures.row(step.on_error, step.name, error, key=key, row=row, order=ENDING, again=again)
             if not is_done:
                 self._go_to(encoded, key)
                 self._cells.drop(cell)
-                self._cells.keep()
+                self._cells.commit_row()
 
     def changes(self) -> list[Change]:
         return self._cells.changes()

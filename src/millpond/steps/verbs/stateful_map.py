@@ -42,7 +42,7 @@ class StatefulMapStep(Step):
     initial: Any = None  # a value, copied for each key, or a function that makes one
 
     def begin(self, context: StepContext) -> Running:
-        return ExpiringMap(self, context) if is_expiring(self, context) else StatefulMap(self, context)
+        return RunningExpiringMap(self, context) if is_expiring(self, context) else RunningMap(self, context)
 
     def first_state(self) -> Any:
         """Return the state that a key starts with, a new copy each time."""
@@ -61,7 +61,7 @@ class StatefulMapStep(Step):
         return stored.codec.decode(stored.cells[0][1])
 
 
-class StatefulMap(Running):
+class RunningMap(Running):
     """The step at work where state has no TTL: states are loaded and saved for all keys of a batch at once."""
 
     def __init__(self, step: StatefulMapStep, context: StepContext) -> None:
@@ -149,7 +149,7 @@ class StatefulMap(Running):
         return self._values.changes()
 
 
-class ExpiringMap(Running):
+class RunningExpiringMap(Running):
     """The step at work where state has a TTL. Every call is a write, also of the same state, and refreshes it."""
 
     def __init__(self, step: StatefulMapStep, context: StepContext) -> None:
@@ -162,7 +162,7 @@ class ExpiringMap(Running):
         ticks, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
 
         def once(i: int, k: int, row: Any) -> None:
-            cells.turn_to(keys.encoded[k])
+            cells.select(keys.encoded[k])
             cells.now.move(None if ticks is None else ticks[i], unit)
             state = cells.value(_WHOLE)
             if is_absent(state):
@@ -174,9 +174,9 @@ class ExpiringMap(Running):
                 else:
                     cells.put(_WHOLE, new)
             except BaseException:
-                cells.undo()
+                cells.undo_row()
                 raise
-            cells.keep()
+            cells.commit_row()
             if output is not None:
                 found.add(i, output)
 

@@ -42,7 +42,7 @@ class TableStep(Step):
         return self.everywhere
 
     def begin(self, context: StepContext) -> Running:
-        return ExpiringTable(self, context) if is_expiring(self, context) else Table(self, context)
+        return RunningExpiringTable(self, context) if is_expiring(self, context) else RunningTable(self, context)
 
     @classmethod
     def is_shown(cls, cell: bytes) -> bool:
@@ -53,7 +53,7 @@ class TableStep(Step):
         return stored.codec.decode(stored.cells[0][1])
 
 
-class Table(Running):
+class RunningTable(Running):
     """The step at work where rows have no TTL."""
 
     def __init__(self, step: TableStep, context: StepContext) -> None:
@@ -124,7 +124,7 @@ class Table(Running):
         self._times_before.update(zip(fresh, found, strict=True))
 
 
-class ExpiringTable(Running):
+class RunningExpiringTable(Running):
     """The step at work where rows have a TTL. Each latest row is a write, also of the same row, and refreshes it.
 
     Rows that have expired by the end of the batch leave before any lookup reads the table.
@@ -140,7 +140,7 @@ class ExpiringTable(Running):
         ticks, unit = (None, None) if times is None else (times.values.tolist(), times.unit)
 
         def once(i: int, k: int, row: Any) -> None:
-            cells.turn_to(keys.encoded[k])
+            cells.select(keys.encoded[k])
             at = None if ticks is None else ticks[i]
             cells.now.move(at, unit)
             known = cells.value(TIME)
@@ -156,9 +156,9 @@ class ExpiringTable(Running):
                     if at is not None:
                         cells.put(TIME, at)
             except BaseException:
-                cells.undo()
+                cells.undo_row()
                 raise
-            cells.keep()
+            cells.commit_row()
 
         call_for_rows(self._step, self._context, rows, once)
         return Rows([], [])
@@ -167,7 +167,7 @@ class ExpiringTable(Running):
         return [self._row_of(key) for key in keys]
 
     def _row_of(self, key: bytes) -> bytes | None:
-        self._cells.turn_to(key)
+        self._cells.select(key)
         found = self._cells.read(ROW)
         if is_absent(found):
             return None
