@@ -34,7 +34,7 @@ from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, check_table
 from millpond.sources.base import Source
 from millpond.state_view import StateView
-from millpond.steps.failure import OnError, checked
+from millpond.steps.failure import OnError, check_on_error
 from millpond.steps.verbs.table import TableStep
 from millpond.storage import Storage, open_storage
 from millpond.timing import duration, seconds
@@ -135,7 +135,7 @@ class App(AdminVerbs):
             None if idle_after is None else seconds(idle_after, f"stream({name!r}, idle_after)"),
             None if ahead is None else duration(ahead, f"stream({name!r}, ahead)"),
         )
-        return Stream(self._graph, self._graph.add(read, on_error=checked(on_error, f"stream({name!r})")))
+        return Stream(self._graph, self._graph.add(read, on_error=check_on_error(on_error, f"stream({name!r})")))
 
     def table(
         self,

@@ -13,7 +13,7 @@ from millpond.log import segment
 from millpond.log.record import Record, StepInfo
 from millpond.log.rewrite import Reshape, Rewriter, Upgrade, whole
 from millpond.pipeline.graph import Program
-from millpond.steps.failure import unreadable
+from millpond.steps.failure import unreadable_state
 from millpond.steps.kind import Step
 from millpond.steps.state.lazy_migration import UNMARKED
 from millpond.storage import Storage
@@ -147,7 +147,7 @@ def check_readable(program: Program, last: Record, names: dict[str, str], rewrit
     works = rewriter.works(last, last, names=names) if steps else []
     results = rewriter.each(partial(first_unreadable, steps=steps, types=program.types), works) if works else []
     for step, key, error in (found for found in results if found is not None):
-        raise unreadable(step, Unreadable(error), decode_key(key))
+        raise unreadable_state(step, Unreadable(error), decode_key(key))
 
 
 def details(program: Program, last: Record) -> dict[str, dict[str, Any]]:

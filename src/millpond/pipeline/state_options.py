@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from millpond.errors import InvalidUse
 from millpond.log.paths import check_name
 from millpond.pipeline import graph as g
-from millpond.steps.failure import OnError, checked
+from millpond.steps.failure import OnError, check_on_error
 from millpond.steps.kind import StateSettings
 from millpond.steps.state.migration import Lazily
 from millpond.steps.state.ttl import Lifetime, checked_ttl
@@ -48,7 +48,7 @@ def step_settings(graph: g.Graph, node: g.Node, verb: str, name: str, options: S
         check_name(renamed_from, f"{where}, renamed_from)")
     ttl = checked_ttl(options.get("ttl"), f"{where}, ttl)")
     on_error = options.get("on_error")
-    policy = node.on_error if on_error is None else checked(on_error, f"{where})")
+    policy = node.on_error if on_error is None else check_on_error(on_error, f"{where})")
     version, migrate = options.get("version", 1), options.get("migrate")
     state = StateSettings(
         types=_as_types(options.get("type")),

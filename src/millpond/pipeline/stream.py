@@ -9,7 +9,7 @@ from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.pipeline.table import Table, lookup_node
 from millpond.sinks.base import Sink
-from millpond.steps.failure import OnError, checked
+from millpond.steps.failure import OnError, check_on_error
 from millpond.steps.operator import Operator
 from millpond.steps.verbs.branch import REST, Branch, Pick
 from millpond.steps.verbs.external import External
@@ -240,7 +240,7 @@ class Stream(Generic[R]):
 def concurrent(f: Any, workers: Any, on_error: Any, node: g.Node) -> MapAsync:
     if type(workers) is not int or workers < 1:
         raise InvalidUse(f"map_async(workers): expected a whole number of 1 or more, got {workers!r}")
-    policy: OnError = node.on_error if on_error is None else checked(on_error, "map_async(on_error)")
+    policy: OnError = node.on_error if on_error is None else check_on_error(on_error, "map_async(on_error)")
     return MapAsync(function(f, "map_async"), workers, policy)
 
 

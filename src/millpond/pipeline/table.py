@@ -9,7 +9,7 @@ from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.pipeline.fields import Field
 from millpond.rows.fields import read_field
-from millpond.steps.failure import checked
+from millpond.steps.failure import check_on_error
 from millpond.steps.state.ttl import TTL
 from millpond.steps.verbs.external import External
 from millpond.steps.verbs.external_lookup import ExternalLookup
@@ -72,7 +72,7 @@ def lookup_node(
         raise InvalidUse(f"{where}, how): expected {', '.join(map(repr, HOWS))}, got {how!r}")
     if merge is not None and not callable(merge):
         raise InvalidUse(f"{where}, merge): expected a function of the row and the table's row, got {merge!r}")
-    policy = node.on_error if on_error is None else checked(on_error, f"{where})")
+    policy = node.on_error if on_error is None else check_on_error(on_error, f"{where})")
     if isinstance(table, External):
         if on is None and node.keyed is None:
             raise InvalidUse(

@@ -151,8 +151,8 @@ class KeyedRowBuilder:
         )
 
 
-def several(result: Any) -> list[Any]:
-    """The rows of what a function returned that makes any number of them. A dict or a text is one row, not several."""
+def as_row_list(result: Any) -> list[Any]:
+    """Return the rows in what a function returned that makes any number of them; a dict or a text is refused."""
     if isinstance(result, (Mapping, str, bytes)):
         raise InvalidUse(
             f"expected several rows, as in a list, but the function returned {short(result)}; return [row]"

@@ -26,15 +26,15 @@ class Retry:
     then: Literal["stop", "skip", "dead-letter"] = "stop"
 
 
-# What a user's function may raise that is about the row it was given. Ending the process is no right of a function's:
-# its worker runs other partitions, too.
+# What a user's function may raise about the row that it was given. SystemExit is among them because the process also
+# runs other partitions: a function must not end it.
 FAULTS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 OnError = Literal["stop", "skip", "dead-letter"] | Retry
 
 
 def retry(times: int, backoff: str | float = "100ms", then: Literal["stop", "skip", "dead-letter"] = "stop") -> Retry:
-    """An `on_error=` that calls the function again before it gives the row up.
+    """Return an `on_error=` that calls the function again, up to `times` times, before `then` is applied to the row.
 
     >>> import millpond as mp
     >>> mp.retry(3, "50ms")
@@ -42,23 +42,23 @@ def retry(times: int, backoff: str | float = "100ms", then: Literal["stop", "ski
     """
     if times < 1:
         raise InvalidUse(f"retry(times): expected 1 or more, got {times!r}")
-    return Retry(times, seconds(backoff, "retry(backoff)"), checked(then, "retry(then)"))  # type: ignore[arg-type]
+    return Retry(times, seconds(backoff, "retry(backoff)"), check_on_error(then, "retry(then)"))  # type: ignore[arg-type]
 
 
-def checked(on_error: Any, where: str) -> OnError:
-    """The policy, if it is one."""
+def check_on_error(on_error: Any, where: str) -> OnError:
+    """Return the policy if it is one, else raise."""
     if isinstance(on_error, Retry) or on_error in ("stop", "skip", "dead-letter"):
         return on_error  # type: ignore[no-any-return]
     raise InvalidUse(f'{where}: expected "stop", "skip", "dead-letter" or mp.retry(times, backoff), got {on_error!r}')
 
 
 def is_needed_again(policy: OnError) -> bool:
-    """Whether a row that fails is wanted as it was: to be tried again, or to be kept as a dead letter."""
+    """Whether a row that fails is needed as it was: for another attempt, or for a dead letter."""
     return policy not in ("stop", "skip")
 
 
 def own_copy(row: Any) -> Any:
-    """The row for a function that may change it and then fail; what cannot be copied is given as it is."""
+    """Return a copy of a row for a function that may change it and then fail; a row that cannot be copied, as it is."""
     try:
         return copy_value(row)
     except NotEncodable:
@@ -66,7 +66,7 @@ def own_copy(row: Any) -> Any:
 
 
 def any_copy(row: Any) -> Any:
-    """A copy of a row, storable or not; `NotEncodable` if there is no way to copy it."""
+    """Return a copy of a row, storable or not. Raises `NotEncodable` if there is no way to copy it."""
     try:
         return copy_value(row)
     except NotEncodable:
@@ -83,15 +83,25 @@ class Stop(Exception):
         self.failure = failure
 
 
-def stopped(step: str, error: BaseException, batch: int) -> Stop:
-    """Ends a task whose function raised where no row was at hand."""
+def stop_for_error(step: str, error: BaseException, batch: int) -> Stop:
+    """Return what ends a task whose function raised outside of any row."""
     text = f"{type(error).__name__}: {error}"
     return Stop(StepFailed(step, batch=batch, error=text, traceback=_user_traceback(error)))
 
 
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A row that failed, for its error policy."""
+
+    key: Any  # None if it has none
+    row: Any
+    order: int
+    again: Callable[[], None] | None = None  # makes another attempt at it; None if there is no point in one
+
+
 @dataclass
 class Failures:
-    """Decides about failed rows within one task, counts those let go, and hands on the dead letters."""
+    """Applies error policies to failed rows within one task, and counts the rows that it skips."""
 
     batch: int
     clock: Clock
@@ -101,23 +111,14 @@ class Failures:
     def __post_init__(self) -> None:
         self.skipped: dict[str, int] = {}
 
-    def row(
-        self,
-        policy: OnError,
-        step: str,
-        error: BaseException,
-        *,
-        key: Any,
-        row: Any,
-        order: int,
-        again: Callable[[], None] | None = None,
-    ) -> None:
-        """A row has failed. `again` makes another attempt at it; without one there is none.
+    def handle(self, policy: OnError, step: str, error: BaseException, failed: FailedRow) -> None:
+        """Do with a failed row what the policy says: try again, skip it, bury it as a dead letter, or raise `Stop`.
 
-        State that cannot be read is no fault of the row's: it ends the batch, whatever the policy says.
+        State that cannot be read is not the row's fault: it ends the batch, whatever the policy says.
         """
+        key, row, order, again = failed.key, failed.row, failed.order, failed.again
         if isinstance(error, Unreadable):
-            raise unreadable(step, error, key) from error
+            raise unreadable_state(step, error, key) from error
         if isinstance(error, (Incompatible, Corrupt)):
             raise error
         if isinstance(policy, Retry):
@@ -162,8 +163,8 @@ class Failures:
             self.bury(letter, order)
 
 
-def unreadable(step: str, error: Unreadable, key: Any = None) -> Incompatible:
-    """The state of a step, of a key if that is known, cannot be read: what to do about it."""
+def unreadable_state(step: str, error: Unreadable, key: Any = None) -> Incompatible:
+    """Return the error for state that this program cannot read, which says what to do about it."""
     whose = f"step {step!r}" if key is None else f"step {step!r}, key {key!r}"
     return Incompatible(
         f"{whose}: its state cannot be read by this program: {error}. Migrate it with version= and migrate=, where the "
@@ -181,6 +182,6 @@ def _user_traceback(error: BaseException) -> str:
 
 
 class Failed(Protocol):
-    """Told of a row that failed: its place, the row, what went wrong, and how to try it again if that may help."""
+    """Applies the error policy to row `i` of some rows; `again` makes another attempt at it, if that may help."""
 
     def __call__(self, i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None: ...

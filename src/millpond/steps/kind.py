@@ -15,7 +15,7 @@ from millpond.codec import Codec
 from millpond.replica import View
 from millpond.rows.rows import Rows
 from millpond.steps.base import Running, StepContext
-from millpond.steps.failure import FAULTS, OnError, is_needed_again, own_copy
+from millpond.steps.failure import FAULTS, FailedRow, OnError, is_needed_again, own_copy
 from millpond.steps.state.lazy_migration import UNMARKED, RunningOverOldState, UpgradedView
 from millpond.steps.state.migration import Migration
 from millpond.steps.state.ttl import TTL
@@ -147,12 +147,14 @@ def call_for_rows(step: Step, context: StepContext, rows: Rows, once: Callable[[
         try:
             once(i, k, own_copy(row) if is_copied else row)
         except FAULTS as error:
-            context.failures.row(
+            context.failures.handle(
                 step.on_error,
                 step.name,
                 error,
-                key=keys.objects[k],
-                row=row,
-                order=rows.order[i],
-                again=lambda i=i, k=k, row=row: once(i, k, own_copy(row)),  # type: ignore[misc]
+                FailedRow(
+                    key=keys.objects[k],
+                    row=row,
+                    order=rows.order[i],
+                    again=lambda i=i, k=k, row=row: once(i, k, own_copy(row)),  # type: ignore[misc]
+                ),
             )

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from millpond.clock import Clock
 from millpond.rows.rows import Rows
-from millpond.steps.failure import Failed, Failures, OnError
+from millpond.steps.failure import Failed, FailedRow, Failures, OnError
 from millpond.timing import Times
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ class OperatorContext:
     def fail(self, rows: Rows, i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
         """Apply the error policy to row `i` of `rows`; `again` makes another attempt at it, if that may help."""
         key = None if rows.keys is None else rows.keys.of(i)
-        self.failures.row(self.on_error, self.name, error, key=key, row=row, order=rows.order[i], again=again)
+        self.failures.handle(
+            self.on_error, self.name, error, FailedRow(key=key, row=row, order=rows.order[i], again=again)
+        )
 
     def failing(self, rows: Rows) -> Failed:
         """Return `fail` for these rows."""

@@ -14,7 +14,7 @@ from millpond.pipeline.graph import Node, Read
 from millpond.rows.arrow_objects import raw_row, unreadable_rows
 from millpond.rows.rows import BadInput, Rows, rows_of_chunk
 from millpond.sources.base import Chunk, JsonLines
-from millpond.steps.failure import FAULTS, Failures
+from millpond.steps.failure import FAULTS, FailedRow, Failures
 from millpond.task.timestamps import Reader as TimeReader
 from millpond.timing import Times, Unit, span
 
@@ -67,7 +67,9 @@ class ChunkDecoder:
         self._chunk, self._first_order = chunk, first_order
         for bad in chunk.bad:
             error = BadInput(bad.error, bad.where)
-            self._failures.row(self._on_error, self._op.stream, error, key=None, row=bad.raw, order=first_order)
+            self._failures.handle(
+                self._on_error, self._op.stream, error, FailedRow(key=None, row=bad.raw, order=first_order)
+            )
         rows = rows_of_chunk(chunk.rows, first_order)
         if rows.form == "arrow":
             rows = self._drop_unreadable(rows)
@@ -197,4 +199,4 @@ class ChunkDecoder:
             self._fail(rows, i, row, BadInput(text))
 
     def _fail(self, rows: Rows, i: int, row: Any, error: BaseException) -> None:
-        self._failures.row(self._on_error, self._op.stream, error, key=None, row=row, order=rows.order[i])
+        self._failures.handle(self._on_error, self._op.stream, error, FailedRow(key=None, row=row, order=rows.order[i]))

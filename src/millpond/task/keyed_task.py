@@ -36,7 +36,7 @@ from millpond.pipeline.graph import Program, Read, StatefulStep
 from millpond.replica import View
 from millpond.rows.wire import unpack_in_order
 from millpond.sources.base import Chunk, JsonLines, Source
-from millpond.steps.failure import FAULTS, Stop, stopped, unreadable
+from millpond.steps.failure import FAULTS, Stop, stop_for_error, unreadable_state
 from millpond.steps.forks import refuse_forks
 from millpond.storage import Storage, open_storage
 from millpond.task.replicas import Tables, caught_up, laid_over, remember, with_tables
@@ -110,7 +110,7 @@ def _handed_over(work: Router, task: int, read: Callable[[], list[ReadProgress]]
     except MillpondError as error:
         made = TaskOutput(failure=error)
     except ENDINGS as error:
-        made = TaskOutput(failure=stopped(SOMEWHERE, error, context.batch).failure)
+        made = TaskOutput(failure=stop_for_error(SOMEWHERE, error, context.batch).failure)
     for partition in range(context.partitions):
         blobs: list[tuple[int, bytes]] = []
         if made.failure is None:
@@ -215,7 +215,7 @@ def keyed_task(
     except MillpondError as error:
         result.output = TaskOutput(failure=error)
     except ENDINGS as error:
-        result.output = TaskOutput(failure=stopped(SOMEWHERE, error, context.batch).failure)
+        result.output = TaskOutput(failure=stop_for_error(SOMEWHERE, error, context.batch).failure)
     finally:
         result.seconds = elapsed() - began
     return result
@@ -338,7 +338,7 @@ def _changes(program: Program, work: Router) -> dict[str, list[Change]]:
         try:
             changes = running.changes()
         except Unreadable as error:
-            raise unreadable(op.step.name, error) from error
+            raise unreadable_state(op.step.name, error) from error
         except (Incompatible, Corrupt):
             raise
         except MillpondError as error:

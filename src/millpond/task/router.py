@@ -18,7 +18,7 @@ from millpond.replica import View
 from millpond.rows.rows import Rows
 from millpond.sources.base import Chunk
 from millpond.steps.base import BatchTime, Running, StepContext, TableReader
-from millpond.steps.failure import Failed, Failures, OnError, any_copy, unreadable
+from millpond.steps.failure import Failed, FailedRow, Failures, OnError, any_copy, unreadable_state
 from millpond.steps.operator import OperatorContext, RunningOperator
 from millpond.steps.verbs.key_by import KeyBy, assign_keys
 from millpond.steps.verbs.late_split import LateSplit
@@ -71,7 +71,7 @@ class Router:
             except Unreadable as error:
                 if not route.has_state:
                     raise
-                raise unreadable(self.program.nodes[route.consumer].op.name, error) from error
+                raise unreadable_state(self.program.nodes[route.consumer].op.name, error) from error
             if route.has_state:
                 self._emit_side_rows(route.consumer)
 
@@ -130,7 +130,7 @@ class Router:
 
         def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
             key = None if rows.keys is None else rows.keys.of(i)
-            self.failures.row(policy, step, error, key=key, row=row, order=rows.order[i], again=again)
+            self.failures.handle(policy, step, error, FailedRow(key=key, row=row, order=rows.order[i], again=again))
 
         return failed
 
@@ -273,7 +273,7 @@ class Router:
             try:
                 output = self.running[node].end()
             except Unreadable as error:
-                raise unreadable(self.program.nodes[node].op.name, error) from error
+                raise unreadable_state(self.program.nodes[node].op.name, error) from error
             for rows in output if isinstance(output, list) else [output]:
                 if rows is not None:
                     self.emit(node, rows)

@@ -20,7 +20,7 @@ from millpond.log.segment import Change
 from millpond.replica import Entry
 from millpond.rows.rows import Keys, Rows
 from millpond.steps.base import StepContext
-from millpond.steps.failure import BadInput, own_copy
+from millpond.steps.failure import BadInput, FailedRow, own_copy
 from millpond.steps.joins.reach import SIDES
 from millpond.steps.kind import Step
 from millpond.timing import MAX_TICKS, Times, Unit, difference
@@ -198,8 +198,11 @@ class Arrivals:
 
     def _fail(self, rows: Rows, i: int, row: Any, error: BaseException) -> None:
         assert rows.keys is not None
-        self._context.failures.row(
-            self._step.on_error, self._step.name, error, key=rows.keys.of(i), row=row, order=int(rows.order[i])
+        self._context.failures.handle(
+            self._step.on_error,
+            self._step.name,
+            error,
+            FailedRow(key=rows.keys.of(i), row=row, order=int(rows.order[i])),
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from millpond.codec import decode_key
 from millpond.rows.rows import ENDING, Rows
 from millpond.steps.base import KeyedRowBuilder, StepContext
-from millpond.steps.failure import FAULTS, own_copy
+from millpond.steps.failure import FAULTS, FailedRow, own_copy
 from millpond.steps.joins.buffer import Row
 from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.merge import merged
@@ -62,14 +62,11 @@ class Pairs:
             try:
                 once()
             except FAULTS as error:
-                self._context.failures.row(
+                self._context.failures.handle(
                     self._step.on_error,
                     self._step.name,
                     error,
-                    key=names[key],
-                    row={"left": _own(left), "right": _own(right)},
-                    order=place,
-                    again=once,
+                    FailedRow(key=names[key], row={"left": _own(left), "right": _own(right)}, order=place, again=once),
                 )
         return made.rows()
 

@@ -16,7 +16,7 @@ from millpond.codec import Codec, Unreadable, decode_key
 from millpond.errors import Incompatible
 from millpond.log.segment import Change
 from millpond.replica import Entry, View
-from millpond.steps.failure import unreadable
+from millpond.steps.failure import unreadable_state
 from millpond.steps.state.single import ABSENT, DROPPED, Packed, is_absent, is_surely_encodable
 
 CellTimes = tuple[int | None, int | None]
@@ -74,7 +74,7 @@ class NamedCells:
             return self._codec.decode(found.data) if found.__class__ is Packed else found
         except Unreadable as error:
             # The user's function may catch it: the batch must not count all the same.
-            self._unreadable = unreadable(self._step, error, decode_key(self.key))
+            self._unreadable = unreadable_state(self._step, error, decode_key(self.key))
             raise self._unreadable from error
 
     def times(self, cell: bytes) -> CellTimes:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 from millpond.codec.shapes import annotated
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Running, StepContext, several
+from millpond.steps.base import Outputs, Running, StepContext, as_row_list
 from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells, is_state
 from millpond.steps.state.handle import State, assemble
@@ -60,7 +60,7 @@ class FlatApplyStep(ApplyStep):
     kind = "flat_apply"
 
     def outputs(self, result: Any, row: Any) -> Iterable[Any]:
-        return () if result is None else several(result)
+        return () if result is None else as_row_list(result)
 
 
 class UpdateStep(ApplyStep):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.rows.rows import Rows
-from millpond.steps.base import several
+from millpond.steps.base import as_row_list
 from millpond.steps.operator import OperatorContext
 from millpond.steps.verbs.row_by_row import RowOperator, RowOutput
 
@@ -27,7 +27,7 @@ class FlatMap(RowOperator):
     f: Callable[[Any], Any]
 
     def collect(self, output: RowOutput, i: int, row: Any, result: Any) -> None:
-        found = several(result)
+        found = as_row_list(result)
         output.data.extend(found)
         output.places.extend([i] * len(found))
 

@@ -16,11 +16,19 @@ from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Running, StepContext
-from millpond.steps.failure import FAULTS, BadInput, OnError, is_needed_again, own_copy, unreadable
+from millpond.steps.failure import (
+    FAULTS,
+    BadInput,
+    Failed,
+    FailedRow,
+    OnError,
+    is_needed_again,
+    own_copy,
+    unreadable_state,
+)
 from millpond.steps.joins.merge import merged
 from millpond.steps.kind import Step, StoredKey
 
-Failed = Callable[[int, Any, BaseException, Callable[[], None] | None], None]  # place, row, error, another attempt
 On = Callable[[Any], Any]  # a row to the key that it looks up
 Merge = Callable[[Any, Any], Any]
 
@@ -87,16 +95,19 @@ class RunningLookup(Running):
                 try:
                     decoded[k] = decode(data)
                 except Unreadable as error:
-                    raise unreadable(step.table, error, decode_key(distinct[k])) from error
+                    raise unreadable_state(step.table, error, decode_key(distinct[k])) from error
             return copy_value(decoded[k])  # whoever gets it may do with it as they please
 
         return paired(rows, right, step.how, step.merge, step.on_error, failed)
 
     def _failed(self, rows: Rows) -> Failed:
-        def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None) -> None:
+        def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
             key = None if rows.keys is None else rows.keys.of(i)
-            self._context.failures.row(
-                self._step.on_error, self._step.name, error, key=key, row=row, order=rows.order[i], again=again
+            self._context.failures.handle(
+                self._step.on_error,
+                self._step.name,
+                error,
+                FailedRow(key=key, row=row, order=rows.order[i], again=again),
             )
 
         return failed

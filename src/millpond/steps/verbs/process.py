@@ -25,7 +25,7 @@ from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import ENDING, Rows
 from millpond.steps.base import KeyedRowBuilder, Outputs, Running, StepContext
-from millpond.steps.failure import FAULTS, stopped
+from millpond.steps.failure import FAULTS, FailedRow, stop_for_error
 from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells, is_state
 from millpond.steps.state.handle import State, assemble
@@ -95,7 +95,7 @@ class RunningProcess(Running):
         try:
             self._processor = step.make()
         except FAULTS as error:
-            raise stopped(step.name, error, context.failures.batch) from error
+            raise stop_for_error(step.name, error, context.failures.batch) from error
         if not callable(getattr(self._processor, "on_row", None)):
             raise InvalidUse(
                 f"process({step.name!r}): expected what the function makes to have a method "
@@ -186,7 +186,9 @@ class RunningProcess(Running):
             assert timer is not None
             row = {"timer": timer.name, "at": timer.at, "payload": timer.payload}
             step, again = self._step, None if is_endless else once
-            self._context.failures.row(step.on_error, step.name, error, key=key, row=row, order=ENDING, again=again)
+            self._context.failures.handle(
+                step.on_error, step.name, error, FailedRow(key=key, row=row, order=ENDING, again=again)
+            )
             if not is_done:
                 self._go_to(encoded, key)
                 self._cells.drop(cell)

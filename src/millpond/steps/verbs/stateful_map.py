@@ -21,7 +21,7 @@ from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Running, StepContext
-from millpond.steps.failure import FAULTS, is_needed_again, own_copy
+from millpond.steps.failure import FAULTS, FailedRow, is_needed_again, own_copy
 from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
 from millpond.steps.state.expiring import ExpiringCells, is_state
 from millpond.steps.state.migration import SingleValueMigration
@@ -126,14 +126,16 @@ class RunningMap(Running):
                 break
             except FAULTS as error:
                 i = len(outputs)
-                self._context.failures.row(
+                self._context.failures.handle(
                     self._step.on_error,
                     self._step.name,
                     error,
-                    key=names[k],
-                    row=objects[i],
-                    order=rows.order[i],
-                    again=lambda i=i, k=k: once(k, own_copy(objects[i])),  # type: ignore[misc]
+                    FailedRow(
+                        key=names[k],
+                        row=objects[i],
+                        order=rows.order[i],
+                        again=lambda i=i, k=k: once(k, own_copy(objects[i])),  # type: ignore[misc]
+                    ),
                 )
                 if len(outputs) == i:
                     emit(None)

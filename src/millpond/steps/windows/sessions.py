@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from millpond.replica import Entry
 from millpond.rows.rows import Rows
 from millpond.steps.base import StepContext
-from millpond.steps.failure import FAULTS
+from millpond.steps.failure import FAULTS, FailedRow
 from millpond.steps.windows.assigner import closing_inclusive
 from millpond.steps.windows.cell_names import extent_of, session_cell, text_of
 from millpond.steps.windows.open_window import Window
@@ -213,12 +213,14 @@ class Sessions(Windows):
         try:
             self.one(each.rows, each.place, key, each.at, each.row)
         except FAULTS as error:
-            self.context.failures.row(
+            self.context.failures.handle(
                 self.step.on_error,
                 self.step.name,
                 error,
-                key=self.known(key),
-                row=each.row,
-                order=int(each.rows.order[each.place]),
-                again=lambda: self.one(each.rows, each.place, key, each.at, each.row),
+                FailedRow(
+                    key=self.known(key),
+                    row=each.row,
+                    order=int(each.rows.order[each.place]),
+                    again=lambda: self.one(each.rows, each.place, key, each.at, each.row),
+                ),
             )

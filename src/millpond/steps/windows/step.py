@@ -18,7 +18,7 @@ from millpond.log.segment import Change
 from millpond.replica import Entry
 from millpond.rows.rows import ENDING, Rows
 from millpond.steps.base import KeyedRowBuilder, Running, StepContext
-from millpond.steps.failure import FAULTS, BadInput
+from millpond.steps.failure import FAULTS, BadInput, FailedRow
 from millpond.steps.kind import call_for_rows
 from millpond.steps.verbs.aggregate import key_fields
 from millpond.steps.windows.key_state import Marks
@@ -408,8 +408,8 @@ class Windows(Running):
             show(shown)
         except FAULTS as error:
             window = {"window_start": self.shown(w.start), "window_end": self.shown(w.end)}
-            self.context.failures.row(
-                self.step.on_error, self.step.name, error, key=self.known(w.key), row=window, order=ENDING
+            self.context.failures.handle(
+                self.step.on_error, self.step.name, error, FailedRow(key=self.known(w.key), row=window, order=ENDING)
             )
         for each, output, time in shown:
             self._made.add(each.key, self.known(each.key), output, time)
