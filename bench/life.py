@@ -23,7 +23,7 @@ import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.settings import DriverSettings
-from millpond.log import manifest as manifests
+from millpond.log.manifest import read_manifest
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Chunk, Limit, Split
 from millpond.storage import Storage, open_storage
@@ -153,7 +153,7 @@ def amount(folder: Path, size: Size) -> str:
     other.rescale(1)  # all of it is written anew: one run, and nothing that is overwritten
     newest = mp.open(str(folder / "other" / "state"), "life").newest
     assert newest is not None and newest.manifest is not None
-    alive = sum(file.bytes for file in manifests.read(mp.lowlevel.storage(other), newest.manifest).files())
+    alive = sum(file.bytes for file in read_manifest(mp.lowlevel.storage(other), newest.manifest).files())
     return f"{stored / alive:.2f} bytes per live byte"
 
 

@@ -14,7 +14,7 @@ from millpond.clock import Clock, SystemClock, as_datetime
 from millpond.codec import Codec, decode_key
 from millpond.driver.runtime import Runtime
 from millpond.driver.settings import DriverSettings
-from millpond.driver.void_deliveries import staying
+from millpond.driver.void_deliveries import sinks_without_rollback
 from millpond.errors import InvalidUse
 from millpond.log.heartbeat import check_stopped
 from millpond.log.jobs import ProgressCallback
@@ -22,11 +22,11 @@ from millpond.log.ledger import Ledger
 from millpond.log.paths import check_name
 from millpond.log.reach import read_beside_retention
 from millpond.log.record import Record
-from millpond.log.retention import Keep, keeping
+from millpond.log.retention import Keep, parse_keep
 from millpond.maintenance.clear import clear_app
 from millpond.maintenance.compact import compact_log
 from millpond.maintenance.drop import drop_sink_outputs, drop_step_state
-from millpond.maintenance.rebuild import Rebuild, Rebuilt, forget_shadows
+from millpond.maintenance.rebuild import Rebuild, Rebuilt, remove_dead_shadows
 from millpond.maintenance.record_changes import changes_in
 from millpond.maintenance.rescale import rescale_app
 from millpond.maintenance.restore import restore_savepoint
@@ -127,7 +127,7 @@ class Admin:
         program = self._access.compile_program()
         if not dry_run:
             roll_back_sinks(program, ledger)
-        stay = staying(program)
+        stay = sinks_without_rollback(program)
         return f"{', '.join(stay)} keep what they hold" if stay else "every sink goes back too"
 
     def drop_step(self, step: str, *, dry_run: bool = False, force: bool = False) -> str:
@@ -181,7 +181,7 @@ class Admin:
         >>> def tidy(app: mp.App): print(app.admin.compact(keep="7d"))
         """
         own = None if self._access is None else self._access.keep
-        kept = own if keep is None else keeping(keep, "compact(keep)")
+        kept = own if keep is None else parse_keep(keep, "compact(keep)")
         return compact_log(self._stopped_app(progress, force), kept, dry_run=dry_run)
 
     def verify(self) -> Verdict:
@@ -318,7 +318,7 @@ def run_rebuild(
     def view(app: str, batch: int | None, at: Clock) -> StateView:
         return StateView(storage, app, step.name, at, step=step, types=program.types, home=home, batch=batch)
 
-    for left in forget_shadows(storage, rebuild.app, rebuild.clock):
+    for left in remove_dead_shadows(storage, rebuild.app, rebuild.clock):
         forget_replicas(left, None, home)
     try:
         with runtime(program) as found:

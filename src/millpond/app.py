@@ -18,14 +18,14 @@ from millpond.clock import Clock, SystemClock
 from millpond.codec import user_types as kinds
 from millpond.codec.tagging import name_program_module
 from millpond.driver.commit import Driver
-from millpond.driver.loop import Settings, run
-from millpond.driver.planning import as_of
+from millpond.driver.loop import Settings, run_driver
+from millpond.driver.planning import with_snapshots
 from millpond.driver.runtime import Runtime
 from millpond.driver.settings import Controls, DriverSettings, Hook
 from millpond.errors import InvalidUse
 from millpond.log.jobs import ProgressCallback
 from millpond.log.paths import check_name
-from millpond.log.retention import keeping
+from millpond.log.retention import parse_keep
 from millpond.maintenance.rebuild import Rebuilt
 from millpond.pipeline import graph as g
 from millpond.pipeline.keyed import KeyedStream
@@ -78,7 +78,7 @@ class App(AdminVerbs):
             raise InvalidUse(f"App(compact_every): expected a whole number of 1 or more, got {compact_every!r}")
         self.name, self.partitions, self.local_dir = name, partitions, local_dir
         self.compact_every = compact_every
-        self.keep = keeping(keep, "App(keep)")
+        self.keep = parse_keep(keep, "App(keep)")
         self.state_dir = str(state_dir)
         self._graph = g.Graph()
         self._storage: Storage | None = None
@@ -345,7 +345,7 @@ class App(AdminVerbs):
             raise InvalidUse(f"app {self.name!r} is running already in this process")
         program = self._program()
         if settings.until == "caught-up":  # what arrives from now on is for the next run
-            program = as_of(program, self._clock.now())
+            program = with_snapshots(program, self._clock.now())
         self._stop.clear()
         self._running = True
         try:
@@ -377,7 +377,7 @@ class App(AdminVerbs):
                         raise
                     return driver
 
-                run(make, settings, self._stop, self._clock)
+                run_driver(make, settings, self._stop, self._clock)
         finally:
             self._running = False
 

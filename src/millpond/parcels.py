@@ -53,7 +53,7 @@ def read_parcel(storage: Storage, codec: Codec, parcel: Parcel) -> list[Any]:
     """Read the rows of a parcel, in the order of the rows that caused them."""
     orders, texts = [], []
     for part in parcel.segments:
-        order, rows = segment.unpack_outputs(pointer.read(storage, part))
+        order, rows = segment.unpack_outputs(pointer.read_file(storage, part))
         orders.append(order)
         texts += rows
     place = np.concatenate(orders)

@@ -14,12 +14,11 @@ import pyarrow as pa
 from millpond.clock import Clock, as_datetime
 from millpond.codec import Codec, decode_key, encode_key, partition_of
 from millpond.errors import Corrupt, InvalidUse, Unavailable
-from millpond.log import manifest as manifests
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
-from millpond.log.manifest import Manifest
+from millpond.log.manifest import Manifest, read_manifest
 from millpond.log.paths import FOLDERS, Paths
-from millpond.log.reach import ATTEMPTS, read_beside_retention, within_reach
+from millpond.log.reach import MOST_READ_ATTEMPTS, read_beside_retention, within_reach
 from millpond.log.record import Record
 from millpond.messages import BatchContext, RecordLink
 from millpond.replica import View
@@ -176,7 +175,7 @@ class StateView:
         0
         """
         encoded = encode_key(key)
-        for _ in range(ATTEMPTS):
+        for _ in range(MOST_READ_ATTEMPTS):
             record = self._record()
             if record is None:
                 return default
@@ -199,7 +198,7 @@ class StateView:
         >>> list(mp.App("orders", state_dir="memory://").state("total").items())
         []
         """
-        for _ in range(ATTEMPTS):
+        for _ in range(MOST_READ_ATTEMPTS):
             record = self._record()
             if record is None:
                 return
@@ -257,7 +256,7 @@ class StateView:
                 now = self._in_place(record, partition, encoded, kind)
                 changed, held = now is not None and now != held, held if now is None else now
             for part in record.segments.get(self._name, {}).get(partition, []):
-                for change in segment.unpack_key(pointer.read(self._storage, part), encoded):
+                for change in segment.unpack_key(pointer.read_file(self._storage, part), encoded):
                     if not kind.is_shown(change.cell):
                         continue
                     changed = changed or held.get(change.cell) != change.value  # else its time alone has moved
@@ -274,7 +273,7 @@ class StateView:
         assert record.manifest is not None
         if self._storage.get(record.manifest.path) is None:
             return None
-        manifest = manifests.read(self._storage, record.manifest)
+        manifest = read_manifest(self._storage, record.manifest)
         found = _in_manifest(self._storage, manifest, self._name, partition, key)
         return {cell: value for cell, value in found.items() if kind.is_shown(cell)}
 
@@ -282,7 +281,7 @@ class StateView:
         """The cells of a key as they were when the records that are gone had been applied."""
         for record in self._ledger.between(floor - 1, newest.number):
             if record.manifest is not None and self._storage.get(record.manifest.path) is not None:
-                manifest = manifests.read(self._storage, record.manifest)
+                manifest = read_manifest(self._storage, record.manifest)
                 if manifest.upto == floor - 1:
                     partition = partition_of(key, record.partitions)
                     return _in_manifest(self._storage, manifest, self._name, partition, key)
@@ -345,7 +344,7 @@ def _in_manifest(storage: Storage, where: Manifest, step: str, partition: int, k
     held: dict[bytes, bytes] = {}
     for run in where.runs.get(step, {}).get(partition, []):
         for part in run:
-            for change in segment.unpack_key(pointer.read(storage, part.file), key):
+            for change in segment.unpack_key(pointer.read_file(storage, part.file), key):
                 if change.value is None:
                     held.pop(change.cell, None)
                 else:

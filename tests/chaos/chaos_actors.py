@@ -22,7 +22,7 @@ from typing import Any
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
-from millpond.driver.loop import Settings, run
+from millpond.driver.loop import Settings, run_driver
 from millpond.driver.settings import Controls, DriverSettings
 from millpond.errors import Fenced, InvalidUse, MillpondError
 from millpond.runtimes.local import LocalRuntime
@@ -96,7 +96,7 @@ def drive(
             Controls(stop=stop, hook=hook),
         )
 
-    run(make, settings, stop, clock)
+    run_driver(make, settings, stop, clock)
 
 
 def _signal_itself(step: str, when: str, passed: int, name: str) -> Callable[[str, str], None]:

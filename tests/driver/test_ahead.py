@@ -16,7 +16,7 @@ import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.batch import Plan
 from millpond.driver.commit import STEPS, Driver
-from millpond.driver.read_ahead import Ahead
+from millpond.driver.read_ahead import ReadAhead
 from millpond.driver.settings import Controls, DriverSettings
 from millpond.log.jobs import JobLost
 from millpond.messages import StageResults
@@ -201,7 +201,7 @@ def test_what_was_read_for_another_place_is_thrown_away():
             self.dropped = True
 
     for batch, positions in ((8, {"rows": {"0": 4}}), (7, {"rows": {"0": 2}})):
-        ahead = Ahead(mp.lowlevel.program(app_over({}, {}, [])), None)  # type: ignore[arg-type]
+        ahead = ReadAhead(mp.lowlevel.program(app_over({}, {}, [])), None)  # type: ignore[arg-type]
         reading = Reading()
         ahead._plan, ahead._for = Plan(0.0, [], [], reading=reading), (7, {"rows": {"0": 4}})
         assert ahead.take(batch, positions) is None

@@ -16,8 +16,8 @@ from small_drivers import Lanes
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
-from millpond.driver.loop import Settings, run
-from millpond.driver.planning import as_of
+from millpond.driver.loop import Settings, run_driver
+from millpond.driver.planning import with_snapshots
 from millpond.driver.settings import Controls, DriverSettings
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage, open_storage
@@ -27,7 +27,7 @@ def catch_up(source: Any, more: Callable[[int], object], storage: Storage, home:
     """The rows of one run, in which more arrives before every plan."""
     app, clock, found, plans = mp.App("chased", partitions=1), ManualClock(), [], []
     app.stream("rows", source).to("out", mp.sinks.function(lambda rows, delivery: found.extend(rows)))
-    program = as_of(mp.lowlevel.program(app), clock.now())
+    program = with_snapshots(mp.lowlevel.program(app), clock.now())
 
     def hook(step: str, when: str) -> None:
         if (step, when) == ("plan", "before"):
@@ -47,7 +47,7 @@ def catch_up(source: Any, more: Callable[[int], object], storage: Storage, home:
             Controls(hook=hook),
         )
 
-    run(make, Settings("caught-up", max_rows=7), threading.Event(), clock)
+    run_driver(make, Settings("caught-up", max_rows=7), threading.Event(), clock)
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
-from millpond.driver.loop import Settings, run
+from millpond.driver.loop import Settings, run_driver
 from millpond.driver.settings import Controls, DriverSettings
 from millpond.log.ledger import Ledger
 from millpond.maintenance.compact import compact_log
@@ -60,7 +60,7 @@ def test_the_pause_between_two_batches_does_not_follow_the_time_of_day(tmp_path:
         )
 
     stop = Waits(clock, most=3)
-    run(make, Settings(every=1.0), stop, clock)
+    run_driver(make, Settings(every=1.0), stop, clock)
     assert stop.seconds == [1.0, 1.0, 1.0]
 
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millpond as mp
-from millpond.driver.planning import SMALL, disagreement, grouped
+from millpond.driver.planning import SMALLEST_TASK_BYTES, disagreement, group_splits
 from millpond.messages import KeyedResult, PlannedSplit, StageResults
 
-weights = st.lists(st.one_of(st.integers(0, 10), st.integers(0, 4 * SMALL)), max_size=40)
+weights = st.lists(st.one_of(st.integers(0, 10), st.integers(0, 4 * SMALLEST_TASK_BYTES)), max_size=40)
 
 
 def planned(sizes: list[int]) -> list[PlannedSplit]:
@@ -18,38 +18,38 @@ def planned(sizes: list[int]) -> list[PlannedSplit]:
 
 @given(weights, st.integers(0, 16))
 def test_every_split_is_read_once_and_in_its_order(sizes, slots):
-    groups = grouped(planned(sizes), slots)
+    groups = group_splits(planned(sizes), slots)
     assert [item for group in groups for item in group] == planned(sizes)
     assert all(groups)
 
 
 @given(weights, st.integers(0, 16))
 def test_there_are_no_more_tasks_than_slots_splits_or_the_work_is_worth(sizes, slots):
-    groups = grouped(planned(sizes), slots)
+    groups = group_splits(planned(sizes), slots)
     total = sum(max(1, size) for size in sizes)
-    assert len(groups) <= min(len(sizes), max(1, slots), max(1, -(-total // SMALL)))
+    assert len(groups) <= min(len(sizes), max(1, slots), max(1, -(-total // SMALLEST_TASK_BYTES)))
 
 
 @given(weights, st.integers(1, 16))
 def test_no_task_has_much_more_than_its_share(sizes, slots):
-    groups = grouped(planned(sizes), slots)
+    groups = group_splits(planned(sizes), slots)
     if groups:
         total = sum(max(1, size) for size in sizes)
-        tasks = min(len(sizes), slots, max(1, -(-total // SMALL)))
+        tasks = min(len(sizes), slots, max(1, -(-total // SMALLEST_TASK_BYTES)))
         for group in groups:
             assert sum(max(1, item.split.weight) for item in group) <= total / tasks + max(1, max(sizes))
 
 
 @given(st.integers(1, 16), st.integers(1, 8))
 def test_splits_of_one_size_fall_evenly(splits, slots):
-    sizes = [len(group) for group in grouped(planned([SMALL] * splits), slots)]
+    sizes = [len(group) for group in group_splits(planned([SMALLEST_TASK_BYTES] * splits), slots)]
     assert len(sizes) == min(splits, slots)
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_little_work_is_one_task():
-    assert len(grouped(planned([100] * 10), 8)) == 1
-    assert grouped([], 8) == []
+    assert len(group_splits(planned([100] * 10), 8)) == 1
+    assert group_splits([], 8) == []
 
 
 # --- whether it is one whole batch ---

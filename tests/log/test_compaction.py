@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.log.ledger import Ledger
-from millpond.log.retention import orphans
+from millpond.log.retention import find_orphans
 from millpond.storage import open_storage
 
 
@@ -136,7 +136,7 @@ def test_files_of_attempts_that_failed_are_removed_and_no_others() -> None:
             driver.send("rows", sent[20:30])
         newest = ledger(storage).newest()
         assert newest is not None
-        left = orphans(storage, ledger(storage), newest.number + 2)
+        left = find_orphans(storage, ledger(storage), newest.number + 2)
         assert left
         driver.restart()
         driver.send("rows", sent[30:])

@@ -23,7 +23,7 @@ from millpond.driver.runtime import Offer
 from millpond.driver.settings import Controls, DriverSettings
 from millpond.errors import InvalidUse, MillpondError
 from millpond.log.heartbeat import Heartbeat
-from millpond.log.paths import KINDS, SAVEPOINT, kind_of
+from millpond.log.paths import FILE_KINDS, SAVEPOINT, file_kind
 from millpond.messages import StageResults
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
@@ -125,7 +125,7 @@ class Bench:
 
     def prepare(self, monkeypatch: pytest.MonkeyPatch) -> Copy:
         """Batches, compactions, a rollback, pruned records, long positions, and outputs that are not delivered."""
-        monkeypatch.setattr("millpond.driver.batch.MOST_ENTRIES", 0)
+        monkeypatch.setattr("millpond.driver.batch.LARGEST_INLINE_POSITION", 0)
         del self.rows[9:]
         self.run()
         newest = mp.open(self.storage.url, "flipped").newest
@@ -219,7 +219,7 @@ def whole_output() -> Counter[tuple[int, int]]:
 
 
 def kind_name(path: str) -> str | None:
-    kind = kind_of(path)
+    kind = file_kind(path)
     return None if kind is None else kind.name
 
 
@@ -315,17 +315,17 @@ CASES: dict[str, Callable[[Bench], None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
+@pytest.mark.parametrize("kind", [kind.name for kind in FILE_KINDS])
 def test_a_flipped_bit_is_never_believed(bench: Bench, kind: str) -> None:
     assert kind in CASES, f"files of the kind {kind!r} have no case: how is a flipped bit in one of them noticed?"
     CASES[kind](bench)
 
 
 def test_every_file_that_is_written_has_a_kind(bench: Bench) -> None:
-    assert {kind.name for kind in KINDS} == CASES.keys()
-    assert [path for path in bench.whole.files if kind_of(path) is None] == []  # type: ignore[attr-defined]
+    assert {kind.name for kind in FILE_KINDS} == CASES.keys()
+    assert [path for path in bench.whole.files if file_kind(path) is None] == []  # type: ignore[attr-defined]
     written = {call.path for call in bench.storage.calls if call.verb in ("put", "put_new")}
-    assert [path for path in written if kind_of(path) is None and "/." not in path] == []
+    assert [path for path in written if file_kind(path) is None and "/." not in path] == []
 
 
 # --- faults of a whole storage ---

@@ -18,10 +18,10 @@ import millpond as mp
 from millpond.clock import ManualClock, SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.heartbeat_thread import HeartbeatThread
-from millpond.driver.loop import Settings, run
+from millpond.driver.loop import Settings, run_driver
 from millpond.driver.settings import DriverSettings
-from millpond.log import checked
-from millpond.log.heartbeat import FRESH, Heartbeat, seems_running
+from millpond.log.checked import read_checked, write_checked
+from millpond.log.heartbeat import FRESH_SECONDS, Heartbeat, seems_running
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 
@@ -44,7 +44,7 @@ def a_driver(place: Path) -> Driver:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     (tmp_path / "in.jsonl").write_text(json.dumps({"key": "a"}) + "\n")
-    run(lambda: a_driver(tmp_path), Settings(until="caught-up"), threading.Event(), SystemClock())
+    run_driver(lambda: a_driver(tmp_path), Settings(until="caught-up"), threading.Event(), SystemClock())
     return tmp_path
 
 
@@ -56,8 +56,8 @@ def write(place: Path, **other: Any) -> None:
     """The heartbeat of this process, with something else in it."""
     storage = open_storage(str(place / "state"))
     Heartbeat(storage, "beating", "someone", SystemClock()).beat(3)
-    found = json.loads(checked.read(storage, "beating/heartbeat.json") or b"")
-    checked.write(storage, "beating/heartbeat.json", found | other)
+    found = json.loads(read_checked(storage, "beating/heartbeat.json") or b"")
+    write_checked(storage, "beating/heartbeat.json", found | other)
 
 
 def running(place: Path) -> bool:
@@ -92,7 +92,7 @@ def test_a_killed_process_of_this_machine_is_noticed_at_once(place: Path) -> Non
 
 
 def test_a_process_that_lives_but_no_longer_says_so_does_not_run_the_app(place: Path) -> None:
-    write(place, time=time.time() - FRESH - 1)
+    write(place, time=time.time() - FRESH_SECONDS - 1)
     assert not running(place)
     an_app(place).compact()
 
@@ -100,12 +100,12 @@ def test_a_process_that_lives_but_no_longer_says_so_does_not_run_the_app(place: 
 def test_of_another_machine_only_the_time_is_known(place: Path) -> None:
     write(place, machine="another", pid=1, started="1")
     assert running(place)
-    write(place, machine="another", pid=1, started="1", time=time.time() - FRESH - 1)
+    write(place, machine="another", pid=1, started="1", time=time.time() - FRESH_SECONDS - 1)
     assert not running(place)
 
 
 def test_a_heartbeat_from_a_clock_that_was_ahead_counts_for_nothing(place: Path) -> None:
-    write(place, machine="another boot", time=time.time() + FRESH / 2)
+    write(place, machine="another boot", time=time.time() + FRESH_SECONDS / 2)
     assert running(place)
     write(place, machine="another boot", time=time.time() + 86_400)
     assert not running(place)
@@ -117,7 +117,7 @@ def test_a_heartbeat_without_a_checksum_still_counts(place: Path) -> None:
     old = {"driver": "d", "host": "h", "pid": 1, "time": time.time(), "number": 3}
     beat_file(place).write_text(json.dumps(old, separators=(",", ":")))
     assert running(place)
-    beat_file(place).write_text(json.dumps(old | {"time": time.time() - FRESH - 1}, separators=(",", ":")))
+    beat_file(place).write_text(json.dumps(old | {"time": time.time() - FRESH_SECONDS - 1}, separators=(",", ":")))
     assert not running(place)
 
 
@@ -181,7 +181,7 @@ class Running:
             return self.drivers[-1]
 
         try:
-            run(make, Settings(every=every), self.stop, SystemClock())
+            run_driver(make, Settings(every=every), self.stop, SystemClock())
         except mp.errors.MillpondError as error:
             self.error = type(error).__name__
 
@@ -237,7 +237,7 @@ def test_a_long_batch_does_not_stop_the_heartbeat(place: Path) -> None:
 
     driver.batch = slow  # type: ignore[method-assign]
     thread = threading.Thread(
-        target=lambda: run(lambda: driver, Settings(until="caught-up"), threading.Event(), SystemClock())
+        target=lambda: run_driver(lambda: driver, Settings(until="caught-up"), threading.Event(), SystemClock())
     )
     thread.start()
     assert entered.wait(20)

@@ -17,7 +17,7 @@ from millpond.log import paths as log_paths
 from millpond.log import pointer
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.ledger import Ledger
-from millpond.log.paths import KINDS, Attempt, Paths, kind_of
+from millpond.log.paths import FILE_KINDS, Attempt, Paths, file_kind
 from millpond.log.record import SparkBatch
 from millpond.sources.base import Limit
 from millpond.storage import open_storage
@@ -161,7 +161,7 @@ def test_a_truncated_or_empty_savepoint_is_refused(saved: mp.App, tmp_path: Path
 
 def test_a_flipped_bit_in_any_file_of_a_savepoint_is_refused(saved: mp.App, tmp_path: Path) -> None:
     found = [file for file in (tmp_path / "saved").rglob("*") if file.is_file()]
-    assert {kind.name for file in found if (kind := kind_of(str(file.relative_to(tmp_path / "saved"))))} == {
+    assert {kind.name for file in found if (kind := file_kind(str(file.relative_to(tmp_path / "saved"))))} == {
         "savepoint",
         "state segment",
         "position",
@@ -199,7 +199,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     storage = open_storage(app.state_dir)
     attempt = Attempt(driver.last.number + 1, driver.owner.id, "one")
     where = Paths("shop").spark("offered", attempt, "offsets/0")
-    held = SparkBatch(0, {"offsets/0": pointer.write(storage, where, b"v1 {}", 0)})
+    held = SparkBatch(0, {"offsets/0": pointer.write_file(storage, where, b"v1 {}", 0)})
     storage.put(Paths("shop").exchange(attempt), b"rows between two stages")
     driver.owner.write("release", driver.delivery.delivered, spark={"offered": held})
     Heartbeat(storage, "shop", driver.owner.id, SystemClock()).beat(driver.last.number)
@@ -217,11 +217,13 @@ def everything(written: Path, tmp_path: Path) -> mp.App:
 
 def test_every_file_is_of_a_kind_that_is_listed(everything: mp.App, tmp_path: Path) -> None:
     places = (tmp_path / "state", tmp_path / "saved")
-    found = {path: kind_of(path) for place in places for path in files(place)}
+    found = {path: file_kind(path) for place in places for path in files(place)}
     assert [path for path, kind in found.items() if kind is None] == []
-    assert {kind for kind in found.values() if kind is not None} == set(KINDS), "make one of each kind in the fixture"
+    assert {kind for kind in found.values() if kind is not None} == set(FILE_KINDS), (
+        "make one of each kind in the fixture"
+    )
     for path in found:
-        assert sum(kind.pattern.fullmatch(path) is not None for kind in KINDS) == 1, path
+        assert sum(kind.pattern.fullmatch(path) is not None for kind in FILE_KINDS) == 1, path
 
 
 def test_every_folder_is_one_that_retention_looks_into(everything: mp.App, tmp_path: Path) -> None:
@@ -231,13 +233,13 @@ def test_every_folder_is_one_that_retention_looks_into(everything: mp.App, tmp_p
 
 def flips(folder: Path, kind: Any) -> Iterator[tuple[Path, int]]:
     """Some bytes of a few files of one kind."""
-    found = [folder / path for path in files(folder) if kind_of(path) == kind]
+    found = [folder / path for path in files(folder) if file_kind(path) == kind]
     for file in {found[0], found[-1]}:
         size = len(file.read_bytes())
         yield from ((file, at) for at in sorted({0, min(5, size - 1), size // 2, size - 1}))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", FILE_KINDS, ids=lambda kind: kind.name)
 def test_verify_sees_a_flipped_bit_in_every_kind_of_file(everything: mp.App, tmp_path: Path, kind: Any) -> None:
     opened = mp.open(everything.state_dir, "shop")
     assert opened.verify().ok, opened.verify().damaged
@@ -256,7 +258,7 @@ def test_verify_sees_a_flipped_bit_in_every_kind_of_file(everything: mp.App, tmp
     assert seen and opened.verify().ok
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", FILE_KINDS, ids=lambda kind: kind.name)
 def test_a_driver_and_a_restore_believe_no_flipped_bit(everything: mp.App, tmp_path: Path, kind: Any) -> None:
     place = tmp_path / ("saved" if kind.name == "savepoint" else "state")
     expected = fold(range(24))
@@ -275,7 +277,7 @@ def test_a_driver_and_a_restore_believe_no_flipped_bit(everything: mp.App, tmp_p
             assert totals(app) == expected, (file, at)
         except mp.errors.Corrupt as error:
             assert file.name in str(error), (file, at, error)
-            kept = {path for path in files(copy / "state") if kind_of(path)}
+            kept = {path for path in files(copy / "state") if file_kind(path)}
             lost = [path for path in before if path not in kept and "parquet" in path]
             assert lost == [], "what is damaged is no reason to remove the rest"
         shutil.rmtree(copy)
@@ -283,11 +285,11 @@ def test_a_driver_and_a_restore_believe_no_flipped_bit(everything: mp.App, tmp_p
 
 def test_verify_says_what_it_has_checked(everything: mp.App, tmp_path: Path) -> None:
     verdict = mp.open(everything.state_dir, "shop").verify()
-    assert set(verdict.kinds) == {kind.name for kind in KINDS} - {"savepoint", "exchange file"}
+    assert set(verdict.kinds) == {kind.name for kind in FILE_KINDS} - {"savepoint", "exchange file"}
     assert verdict.kinds["record"] == verdict.records
     assert (verdict.kinds["floor"], verdict.kinds["heartbeat"], verdict.kinds["spark file"]) == (1, 1, 1)
     small = sum(verdict.kinds[name] for name in ("record", "floor", "heartbeat"))
     assert sum(verdict.kinds.values()) == verdict.files + small
-    there = [path for path in files(tmp_path / "state") if kind_of(path).name == "state segment"]
+    there = [path for path in files(tmp_path / "state") if file_kind(path).name == "state segment"]
     orphans = [path for path in verdict.orphans if "/steps/" in path]
     assert verdict.kinds["state segment"] == len(there) - len(orphans)

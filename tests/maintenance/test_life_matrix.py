@@ -17,8 +17,8 @@ from moto.server import ThreadedMotoServer
 
 import millpond as mp
 from millpond.clock import SystemClock, new_id
-from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
+from millpond.log.manifest import read_manifest
 from millpond.log.record import Record
 from millpond.storage import Storage, open_storage
 
@@ -159,7 +159,7 @@ def test_the_newest_manifest_is_done_without(
     assert pointer is not None
     path = pointer.path
     if what != "manifest":
-        manifest = manifests.read(mp.lowlevel.storage(kept), pointer)
+        manifest = read_manifest(mp.lowlevel.storage(kept), pointer)
         path = next(part.file.path for runs in manifest.runs["accounts"].values() for part in runs[-1])
     flip(tmp_path / "state" / path) if how == "flipped" else (tmp_path / "state" / path).unlink()
     verdict = kept.verify()
@@ -177,7 +177,7 @@ def test_a_damaged_segment_that_nothing_replaces_is_refused_with_what_is_lost_an
     kept.compact(keep=1)
     manifest = newest_of(mp.lowlevel.storage(kept)).manifest
     assert manifest is not None
-    [run_of] = manifests.read(mp.lowlevel.storage(kept), manifest).runs["accounts"][1]
+    [run_of] = read_manifest(mp.lowlevel.storage(kept), manifest).runs["accounts"][1]
     path = run_of[0].file.path
     whole = (tmp_path / "state" / path).read_bytes()
     flip(tmp_path / "state" / path)

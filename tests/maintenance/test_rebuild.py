@@ -16,7 +16,7 @@ import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.settings import DriverSettings
-from millpond.log.apps import apps
+from millpond.log.apps import list_apps
 from millpond.log.ledger import Ledger
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Chunk, Limit, Split
@@ -146,7 +146,7 @@ def test_a_shadow_goes_with_its_rebuild_and_what_one_that_died_has_left_with_the
     assert files_below(place / "state") == before
     left = place / "state" / "orders" / "rebuild" / "5e1f0000"
     shutil.copytree(place / "state" / "orders" / "ledger", left / "ledger")
-    assert app.verify().ok and apps(open_storage(app.state_dir)) == ["orders"]
+    assert app.verify().ok and list_apps(open_storage(app.state_dir)) == ["orders"]
     rebuild(app, "total")
     assert files_below(place / "state") == before
     assert app.verify().ok
@@ -163,7 +163,7 @@ def test_a_rebuild_leaves_every_app_beside_it_alone(place: Path, neighbour: str)
     assert files_below(place / "state") == files
     rebuild(app, "total", switch=True)
     assert state(other) == held and other.verify().ok
-    assert apps(open_storage(app.state_dir)) == sorted(["orders", neighbour])
+    assert list_apps(open_storage(app.state_dir)) == sorted(["orders", neighbour])
 
 
 def test_a_long_name_can_be_rebuilt(place: Path) -> None:

@@ -90,12 +90,12 @@ def kept(storage: Storage, app: str, step: str) -> Any:
     last = Ledger(storage, app, SystemClock()).newest()
     assert last is not None
     found = []
-    for work in StoppedApp(storage, app, SystemClock()).rewriter.works(last, last):
+    for work in StoppedApp(storage, app, SystemClock()).rewriter.plan_jobs(last, last):
         if step in work.steps:
             _, runs, fresh = work.steps[step]
             files = [part.file for run in runs for part in run] + fresh
-            tables = [segment.state_table(pointer.read(storage, file)) for file in files] or [STATE.empty_table()]
-            found += [tuple(change) for change in segment.changes_of(merge.living(merge.newest_of(tables)))]
+            tables = [segment.state_table(pointer.read_file(storage, file)) for file in files] or [STATE.empty_table()]
+            found += [tuple(change) for change in segment.read_changes(merge.drop_deleted(merge.newest_cells(tables)))]
     return sorted(found), last.due.get(step), last.reached.get(step)
 
 

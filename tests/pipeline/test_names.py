@@ -15,8 +15,8 @@ from small_drivers import WHOLE, Lanes, driver_of
 from small_rebuilds import rebuild
 
 import millpond as mp
-from millpond.log.apps import apps
-from millpond.log.paths import MOST_ELEMENT, check_name, is_cut, safe, unsafe
+from millpond.log.apps import list_apps
+from millpond.log.paths import MOST_ELEMENT, check_name, is_cut_name, quote_name, unquote_name
 from millpond.sinks.base import Delivery
 from millpond.sinks.files import file_name
 from millpond.storage import open_storage
@@ -87,7 +87,7 @@ def test_the_longest_names_work_everywhere(tmp_path: Path, long: str, format: An
     driver.release()
     driver.close()
     assert sum(not path.name.startswith("_") for path in (tmp_path / "out").iterdir()) == 6
-    assert apps(open_storage(app.state_dir)) == [name("a")]
+    assert list_apps(open_storage(app.state_dir)) == [name("a")]
     opened = mp.open(app.state_dir, name("a"))
     assert dict(opened.state(name("t")).items()) == {"x": 3, "y": 5}
     assert opened.verify().ok
@@ -110,9 +110,9 @@ def test_every_good_name_has_a_path_element_of_its_own(name: str) -> None:
         check_name(name, "name")
     except mp.errors.InvalidUse:
         return
-    element = safe(name)
+    element = quote_name(name)
     assert element.isascii() and len(element) <= MOST_ELEMENT and "/" not in element and not element.startswith(".")
-    assert is_cut(element) or unsafe(element) == name
+    assert is_cut_name(element) or unquote_name(element) == name
     for format in ("jsonl", "parquet"):
         made = file_name(Delivery("a", "5" * 16, name, 42, 9999, "7" * 16), format)
         assert len(made) <= MOST_ELEMENT
@@ -120,14 +120,14 @@ def test_every_good_name_has_a_path_element_of_its_own(name: str) -> None:
 
 def test_names_that_differ_at_their_end_only_stay_apart() -> None:
     one, other = "名" * 40, "名" * 39 + "前"
-    assert is_cut(safe(one)) and safe(one) != safe(other)
+    assert is_cut_name(quote_name(one)) and quote_name(one) != quote_name(other)
     names = {file_name(Delivery("a", "5" * 16, name, 42, 3, "7" * 16), "jsonl") for name in (one, other)}
     assert len(names) == 2
 
 
 def test_names_that_fitted_are_as_they_were() -> None:
     """Or state of an earlier version would not be found."""
-    assert safe("ж" * 42) == "%D0%B6" * 42
+    assert quote_name("ж" * 42) == "%D0%B6" * 42
     old = Delivery("a", "5" * 16, "ж" * 33, 42, 3)
     assert file_name(old, "jsonl") == f"{42:020d}-00003-{'5' * 16}-{'%D0%B6' * 33}.jsonl"
 
@@ -139,4 +139,4 @@ def test_the_json_of_a_record_can_hold_every_good_name(tmp_path: Path) -> None:
     assert driver.batch(WHOLE)
     driver.close()
     assert mp.open(str(tmp_path), '"\\/\n').state("{}").get(1) == {"n": 1}
-    assert json.loads(json.dumps(apps(open_storage(str(tmp_path))))) == ['"\\/\n']
+    assert json.loads(json.dumps(list_apps(open_storage(str(tmp_path))))) == ['"\\/\n']

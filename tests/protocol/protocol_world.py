@@ -24,10 +24,10 @@ from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
 from millpond.driver.settings import DriverSettings
 from millpond.errors import Fenced, Incompatible, InvalidUse, MillpondError
-from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
+from millpond.log.manifest import read_manifest
 from millpond.log.record import Record
-from millpond.log.retention import files_of
+from millpond.log.retention import record_files
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.base import Delivery
@@ -396,7 +396,7 @@ class World:
         """Every file that a kept record names is there, and so is what a manifest within reach names."""
         found = []
         for record in self.records():
-            for file in files_of(record):
+            for file in record_files(record):
                 if file == record.manifest:
                     continue
                 if self.storage.get(file.path) is None:
@@ -404,7 +404,7 @@ class World:
         newest = self.records()[-1]
         if newest.manifest is not None:
             try:
-                for file in manifests.read(self.storage, newest.manifest).files():
+                for file in read_manifest(self.storage, newest.manifest).files():
                     if self.storage.get(file.path) is None:
                         found.append(f"the newest manifest names {file.path}, which is missing")
             except MillpondError as error:
@@ -499,7 +499,7 @@ def play(scenario: Scenario, policy: Policy, folder: Path) -> Outcome:
             if scenario.options.spilled_positions:
                 from unittest import mock
 
-                stack.enter_context(mock.patch("millpond.driver.batch.MOST_ENTRIES", 0))
+                stack.enter_context(mock.patch("millpond.driver.batch.LARGEST_INLINE_POSITION", 0))
             stack.enter_context(watched(str(world.out), scheduler))
             scheduler.run(scenario.actors(world))
             violations = world.finish()

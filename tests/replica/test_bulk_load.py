@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millpond as mp
-from millpond.log.segment import Change, table_of
+from millpond.log.segment import Change, changes_table
 from millpond.replica import fill_progress as filling
 from millpond.replica.lmdb_store import Applied, Replica
 from millpond.storage import open_storage
@@ -48,7 +48,7 @@ def test_it_holds_the_same_whatever_the_cells_are(parts: list[list[Change]]) -> 
         one, other = Replica(Path(folder, "one")), Replica(Path(folder, "other"))
         try:
             one.apply([Applied(0, [("s", part) for part in parts])])
-            other.apply([Applied(0, [("s", table_of(part)) for part in parts])])
+            other.apply([Applied(0, [("s", changes_table(part)) for part in parts])])
             assert held(one) == held(other)
         finally:
             one.close()
@@ -57,7 +57,7 @@ def test_it_holds_the_same_whatever_the_cells_are(parts: list[list[Change]]) -> 
 
 def test_cells_that_are_not_in_order_are_all_there(tmp_path: Path) -> None:
     replica = Replica(tmp_path / "r")
-    table = table_of([Change(b'"%d"' % n, b"", b"%d" % n) for n in (3, 1, 2)])
+    table = changes_table([Change(b'"%d"' % n, b"", b"%d" % n) for n in (3, 1, 2)])
     replica.apply([Applied(0, [("s", table)])])
     assert [entry.value for entry in held(replica)[0]] == [b"1", b"2", b"3"]
     replica.close()

@@ -12,17 +12,17 @@ import pytest
 import millpond as mp
 from millpond.log import merge_runs as merge
 from millpond.log import segment
-from millpond.log.segment import Change, Origin
+from millpond.log.segment import Change, SegmentOrigin
 from millpond.steps.windows.columnar.block import Printer
 from millpond.storage import open_storage
 
-ORIGIN = Origin("much", "step", 0, 1)
+ORIGIN = SegmentOrigin("much", "step", 0, 1)
 
 
 @pytest.fixture(params=[1, 100, 5000])
 def lowered(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
     monkeypatch.setattr(segment, "MOST_TEXT", request.param)
-    monkeypatch.setattr(merge, "MOST_BYTES", 4 * request.param)
+    monkeypatch.setattr(merge, "LARGEST_PART_BYTES", 4 * request.param)
     return int(request.param)
 
 
@@ -32,30 +32,30 @@ def texts(count: int, size: int = 40) -> list[Change]:
 
 def test_a_merge_holds_its_text_with_large_offsets() -> None:
     """Taking and combining rows makes one array of them, whose 32-bit offsets would end at two gigabytes."""
-    merged = merge.newest_of([segment.table_of(texts(3)), segment.table_of(texts(5, 50))])
+    merged = merge.newest_cells([segment.changes_table(texts(3)), segment.changes_table(texts(5, 50))])
     assert [merged.schema.field(name).type for name in ("key", "cell", "value")] == [pa.large_string()] * 3
-    assert segment.changes_of(merged) == texts(5, 50)
+    assert segment.read_changes(merged) == texts(5, 50)
 
 
 def test_files_have_the_same_types_as_ever(lowered: int) -> None:
-    merged = merge.newest_of([segment.table_of(texts(200))])
+    merged = merge.newest_cells([segment.changes_table(texts(200))])
     data = segment.pack_table(merged, ORIGIN)
     assert pq.read_schema(io.BytesIO(data)).remove_metadata() == segment.STATE
     assert segment.unpack_state(bytes(data)) == texts(200)
 
 
 def test_a_merge_is_cut_into_files_by_their_text(lowered: int) -> None:
-    merged = merge.newest_of([segment.table_of(texts(200))])
-    pieces = list(merge.pieces(merged))
+    merged = merge.newest_cells([segment.changes_table(texts(200))])
+    pieces = list(merge.split_table(merged))
     sizes = [int(segment.text_bytes(piece).sum()) for piece in pieces]
     assert all(size <= max(4 * lowered, 50) for size in sizes)
-    assert [change for piece in pieces for change in segment.changes_of(piece)] == texts(200)
+    assert [change for piece in pieces for change in segment.read_changes(piece)] == texts(200)
 
 
 def test_the_cells_of_one_key_stay_in_one_file(lowered: int) -> None:
     cells = [Change(b'"k%d"' % (n // 20), b"m:%02d" % (n % 20), b'"%030d"' % n) for n in range(100)]
-    pieces = list(merge.pieces(merge.newest_of([segment.table_of(cells)])))
-    keys = [{change.key for change in segment.changes_of(piece)} for piece in pieces]
+    pieces = list(merge.split_table(merge.newest_cells([segment.changes_table(cells)])))
+    keys = [{change.key for change in segment.read_changes(piece)} for piece in pieces]
     assert sum(map(len, keys)) == 5, "no key is in two"
     again = [change for piece in pieces for change in segment.unpack_state(segment.pack_table(piece, ORIGIN))]  # type: ignore[arg-type]
     assert again == cells
@@ -64,7 +64,7 @@ def test_the_cells_of_one_key_stay_in_one_file(lowered: int) -> None:
 def test_outputs_of_one_call_are_cut_into_arrays(lowered: int) -> None:
     rows = [b'{"n":%d}' % n for n in range(300)]
     block = b"".join(row + b"\n" for row in rows)
-    arrays = segment._columns_of(block)
+    arrays = segment._text_columns(block)
     assert [text.encode() for array in arrays for text in array.to_pylist()] == rows
     assert (len(arrays) > 1) == (len(block) > lowered)
     orders, found = segment.unpack_outputs(bytes(segment.pack_outputs(range(600), [block, block], ORIGIN)))
@@ -72,11 +72,11 @@ def test_outputs_of_one_call_are_cut_into_arrays(lowered: int) -> None:
 
 
 def test_a_cell_that_is_there_twice_is_found() -> None:
-    one = segment.table_of(texts(10))
-    assert merge.twice([one]) is None
-    assert merge.twice([one, segment.table_of([Change(b'"x"', b"", b"1")])]) is None
-    assert merge.twice([one, segment.table_of(texts(10)[7:8])]) == b'"000007"'
-    assert merge.twice([segment.table_of([])]) is None
+    one = segment.changes_table(texts(10))
+    assert merge.find_doubled_key([one]) is None
+    assert merge.find_doubled_key([one, segment.changes_table([Change(b'"x"', b"", b"1")])]) is None
+    assert merge.find_doubled_key([one, segment.changes_table(texts(10)[7:8])]) == b'"000007"'
+    assert merge.find_doubled_key([segment.changes_table([])]) is None
 
 
 def an_app(**how: Any) -> mp.App:

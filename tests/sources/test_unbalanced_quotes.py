@@ -14,8 +14,8 @@ import pytest
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
-from millpond.driver.loop import Settings, run
-from millpond.driver.planning import as_of
+from millpond.driver.loop import Settings, run_driver
+from millpond.driver.planning import with_snapshots
 from millpond.driver.settings import DriverSettings
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
@@ -68,7 +68,7 @@ class Reader:
         rows = app.stream("rows", mp.sources.files(self.path), **self.how)
         rows.to("out", mp.sinks.function(lambda rows, delivery: self.rows.extend(rows)))
         app.dead_letters.to("dead", mp.sinks.function(lambda rows, delivery: self.letters.extend(rows)))
-        program = as_of(mp.lowlevel.program(app), self.clock.now())
+        program = with_snapshots(mp.lowlevel.program(app), self.clock.now())
 
         def make() -> Driver:
             runtime = LocalRuntime(self.storage, self.clock)
@@ -77,7 +77,7 @@ class Reader:
             )
 
         stop = Stop(self.clock, meanwhile)
-        run(make, Settings("caught-up", max_rows=400), stop, self.clock)
+        run_driver(make, Settings("caught-up", max_rows=400), stop, self.clock)
         self.waits = stop.waits
 
     @property

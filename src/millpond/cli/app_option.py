@@ -9,7 +9,7 @@ import typer
 from millpond.admin import ReadOnlyApp
 from millpond.admin import open as open_app
 from millpond.errors import InvalidUse
-from millpond.log.apps import apps
+from millpond.log.apps import list_apps
 from millpond.storage import open_storage
 
 StateDir = Annotated[str, typer.Option("--state-dir", help="The app's state_dir: a path or an object-store URL.")]
@@ -24,7 +24,7 @@ def chosen(state_dir: str, app: str | None) -> ReadOnlyApp:
 def name_of(state_dir: str, app: str | None) -> str:
     """The name that was given, if such an app is there, or that of the only one."""
     storage = open_storage(state_dir)
-    there = apps(storage)
+    there = list_apps(storage)
     if not there:
         raise InvalidUse(
             f"{storage.url} holds no app. Say with --state-dir where the state of one is; nothing was made."

@@ -20,10 +20,10 @@ from millpond.cli.output import Format, Printed, line, size, table
 from millpond.clock import SystemClock, as_datetime
 from millpond.driver.batch import positions_of
 from millpond.errors import MillpondError
-from millpond.log import manifest as manifests
 from millpond.log.heartbeat import seems_running
 from millpond.log.ledger import Ledger
-from millpond.log.paths import Paths, safe, unsafe
+from millpond.log.manifest import read_manifest
+from millpond.log.paths import Paths, quote_name, unquote_name
 from millpond.log.record import Record, StreamTime
 from millpond.storage import Storage
 from millpond.timing import as_user
@@ -175,10 +175,10 @@ def _position(entries: dict[str, Any]) -> str:
 
 def _steps(storage: Storage, newest: Record) -> dict[str, StepStatus]:
     found = {name: StepStatus(info.kind) for name, info in newest.steps.items()}
-    folder, known = f"{Paths(newest.app).root}/steps", {safe(name): name for name in newest.steps}
+    folder, known = f"{Paths(newest.app).root}/steps", {quote_name(name): name for name in newest.steps}
     for item in storage.list(folder):
         element = item.path[len(folder) + 1 :].split("/", 1)[0]
-        step = found.setdefault(known.get(element, unsafe(element)), StepStatus(None))
+        step = found.setdefault(known.get(element, unquote_name(element)), StepStatus(None))
         step.segments += 1
         step.bytes += item.size
     return dict(sorted(found.items()))
@@ -209,7 +209,7 @@ def _log(ledger: Ledger, newest: Record) -> LogStatus:
     compacted = trouble = why = None
     if newest.manifest is not None:
         try:
-            compacted = manifests.read(ledger.storage, newest.manifest).upto
+            compacted = read_manifest(ledger.storage, newest.manifest).upto
         except MillpondError as error:  # whoever asks how things stand is told, and told the rest as well
             trouble = str(error)
     if newest.epoch:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from millpond.clock import new_id
-from millpond.driver.planning import allotted, most_rows, shares
+from millpond.driver.planning import allot_rows, most_rows, row_shares
 from millpond.driver.runtime import Offer, Reading, Runtime
 from millpond.errors import MillpondError
 from millpond.log import pointer
@@ -20,7 +20,7 @@ from millpond.pipeline.graph import Program, Read, StatefulStep
 from millpond.sources.base import LearningSource, Limit, Source, Split
 from millpond.storage import Storage
 
-MOST_ENTRIES = 500  # of a position in a record; more of them go to a file
+LARGEST_INLINE_POSITION = 500  # of a position in a record; more of them go to a file
 
 NO_PARTITION = ""  # the one partition of a streaming DataFrame
 
@@ -73,7 +73,7 @@ def plan_streams(
     ours = {name: op.source for name, op in own.items() if isinstance(op.source, Source)}
     splits = {name: source.plan(positions.get(name, {}), limit, now) for name, source in ours.items()}
     wanted = {name: most_rows(found, limit.rows) for name, found in splits.items() if found}
-    parts = allotted(wanted, limit.rows)
+    parts = allot_rows(wanted, limit.rows)
     planned: list[PlannedSplit] = []
     full: set[str] = set()  # streams that may have more rows than the batch
     for name, part in parts.items():
@@ -105,7 +105,7 @@ def _with_shares(stream: str, splits: Sequence[Split], rows: int, first: int) ->
     last = {split.partition: i for i, split in enumerate(splits)}
     return [
         PlannedSplit(first + i, stream, split, share, last[split.partition] == i)
-        for i, (split, share) in enumerate(zip(splits, shares(splits, rows), strict=True))
+        for i, (split, share) in enumerate(zip(splits, row_shares(splits, rows), strict=True))
     ]
 
 
@@ -157,7 +157,7 @@ class Computed:
             for step, pointers in result.segments.items():
                 self.segments.setdefault(step, {})[result.partition] = pointers
             for step, times in result.due.items():
-                self.due[step] = _sooner(times, self.due.get(step, (None, None)))
+                self.due[step] = _earliest_due(times, self.due.get(step, (None, None)))
             for step, at in result.closed.items():
                 self.closed[step] = max(at, self.closed.get(step, at))
             self.times = result.ends or self.times
@@ -206,12 +206,14 @@ class Computed:
                 source.learned(rows, self.read_bytes[stream])
 
 
-def _sooner(one: tuple[int | None, int | None], other: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+def _earliest_due(
+    one: tuple[int | None, int | None], other: tuple[int | None, int | None]
+) -> tuple[int | None, int | None]:
     event, wall = (min((t for t in pair if t is not None), default=None) for pair in zip(one, other, strict=True))
     return event, wall
 
 
-def merged(base: Record, positions: Positions, results: list[KeyedResult]) -> Computed:
+def combine_results(base: Record, positions: Positions, results: list[KeyedResult]) -> Computed:
     """The first stage's results. What did not move is left out: a half-written line makes no commit."""
     computed = Computed(base)
     computed.add(results)
@@ -231,7 +233,7 @@ def positions_of(storage: Storage, record: Record) -> Positions:
     for stream, position in record.positions.items():
         base = {}
         if position.base is not None:
-            base = msgspec.json.decode(pointer.read(storage, position.base))
+            base = msgspec.json.decode(pointer.read_file(storage, position.base))
         found[stream] = {**base, **position.entries}
     return found
 
@@ -244,12 +246,12 @@ def positions_for_record(
     for stream, moved in computed.positions.items():
         held = last.positions.get(stream, Position())
         entries = {**held.entries, **moved}
-        if len(entries) <= MOST_ENTRIES:
+        if len(entries) <= LARGEST_INLINE_POSITION:
             found[stream] = Position(entries, held.base)
             continue
         whole = {**positions.get(stream, {}), **moved}
         path = context.paths.position(stream, context.attempt(new_id()))
-        found[stream] = Position({}, pointer.write(storage, path, msgspec.json.encode(whole), len(whole)))
+        found[stream] = Position({}, pointer.write_file(storage, path, msgspec.json.encode(whole), len(whole)))
     return found
 
 
@@ -262,6 +264,6 @@ def spark_batches(storage: Storage, context: BatchContext, offers: list[Offer], 
         files = {}
         for name, file in offer.files.items():
             path = context.paths.spark(offer.stream, attempt, name)
-            files[name] = held.get(name) or pointer.write(storage, path, file.read_bytes(), 0)
+            files[name] = held.get(name) or pointer.write_file(storage, path, file.read_bytes(), 0)
         found[offer.stream] = SparkBatch(offer.batch, files)
     return found

@@ -24,7 +24,7 @@ from millpond.driver.batch import (
     Computed,
     Plan,
     Positions,
-    merged,
+    combine_results,
     plan_streams,
     positions_for_record,
     positions_of,
@@ -33,16 +33,16 @@ from millpond.driver.batch import (
 )
 from millpond.driver.delivery import DeliveryWorker
 from millpond.driver.owner import Owner
-from millpond.driver.planning import disagreement, grouped
-from millpond.driver.read_ahead import Ahead
-from millpond.driver.rewrite_progress import told
+from millpond.driver.planning import disagreement, group_splits
+from millpond.driver.read_ahead import ReadAhead
+from millpond.driver.rewrite_progress import with_progress
 from millpond.driver.runtime import Runtime
-from millpond.driver.schema_change import adaptation, check_readable
+from millpond.driver.schema_change import check_readable, plan_adaptation
 from millpond.driver.settings import Controls, DriverSettings, Hook, StepName
-from millpond.driver.table_bootstrap import First
+from millpond.driver.table_bootstrap import TableBootstrap
 from millpond.errors import InvalidUse, Unavailable
 from millpond.log.compaction import CompactionSettings, Compactor
-from millpond.log.compaction_job import merged as merged_runs
+from millpond.log.compaction_job import merge_partition as merged_runs
 from millpond.log.jobs import JobLost, ProgressCallback
 from millpond.log.record import Record
 from millpond.log.rewrite import Rewriter
@@ -77,7 +77,7 @@ class Driver:
         self._most = self._limit = Limit(1 << 60, 1 << 60)  # what a batch may read, and what the last one was allowed
         self._unlimited: set[str] = set()  # streams whose sources plan more rows than they are asked for
         self._quiet = Quiet(2 * settings.every)
-        self._first, self._ahead = First(program, clock.monotonic()), Ahead(program, runtime)
+        self._bootstrap, self._ahead = TableBootstrap(program, clock.monotonic()), ReadAhead(program, runtime)
         self.compactor = Compactor(
             owner.id,
             owner.ledger,
@@ -113,7 +113,7 @@ class Driver:
         owner = Owner.claim(program, storage, clock, settings, runtime.slots)
         driver = cls(program, runtime, owner, settings, controls)
         try:
-            with owner.guarded():
+            with owner.detect_fencing():
                 driver._rewrite_state(controls.progress)
                 driver.positions = positions_of(storage, driver.last)
                 driver._deliver_open()
@@ -128,19 +128,19 @@ class Driver:
         self.delivery.start()
         for sink, record in self.owner.targets.lost:
             self.delivery.deliver_to(sink, record)
-        self.owner.targets.restored()
+        self.owner.targets.register_restored()
         for record in self.owner.open_deliveries():
             self.delivery.send(record)
         self.delivery.wait()
 
     def _rewrite_state(self, progress: ProgressCallback | None) -> None:
         """Move, rename or migrate the state, if the program has changed so that it needs that."""
-        what = adaptation(self.program, self.last, self.settings.partitions)
+        what = plan_adaptation(self.program, self.last, self.settings.partitions)
         why = f"{self.program.app}: {what.why}"
         rewriter = Rewriter(
             self.storage,
             self.owner.ledger,
-            told(self.runtime.each, self.runtime.slots, why, progress),
+            with_progress(self.runtime.each, self.runtime.slots, why, progress),
             self.owner.id,
             lambda when: self._at("rewrite", when),
         )
@@ -160,7 +160,7 @@ class Driver:
 
     def batch(self, limit: Limit, *, final: bool = False) -> bool:
         """Run one batch; whether there was anything to do. `final` says that the input has ended: all closes."""
-        with self.owner.guarded():
+        with self.owner.detect_fencing():
             return self._batch(limit, final)
 
     def _batch(self, limit: Limit, final: bool) -> bool:
@@ -169,10 +169,14 @@ class Driver:
         if plan is None:
             return False
         computed = self._compute(plan)
-        self._first.read(sum(computed.rows.values()), self._limit)
+        self._bootstrap.note_read(sum(computed.rows.values()), self._limit)
         self._ahead.note(computed.fills(self._limit))
         if computed.empty and not plan.offers:  # an offer is taken even if there is no row in it
-            return self._batch(limit, final) if self._first.over(plan.only, self.runtime, plan.asked) else False
+            return (
+                self._batch(limit, final)
+                if self._bootstrap.finish_phase(plan.only, self.runtime, plan.asked)
+                else False
+            )
         record = self._commit(plan, computed)
         self._deliver(record)
         self._acknowledge(plan)
@@ -193,9 +197,11 @@ class Driver:
 
     def _plan(self, limit: Limit, final: bool) -> Plan | None:
         self._at("plan", "before")
-        plan = self._planned(limit)
-        while not plan.planned and not plan.offers and self._first.over(plan.only, self.runtime, plan.asked):
-            plan = self._planned(limit)
+        plan = self._plan_once(limit)
+        while (
+            not plan.planned and not plan.offers and self._bootstrap.finish_phase(plan.only, self.runtime, plan.asked)
+        ):
+            plan = self._plan_once(limit)
         plan.event_time = self._event_time(plan, final)
         self._at("plan", "during")
         for offer in plan.known:  # committed before the last driver died: only Spark does not know it yet
@@ -204,8 +210,8 @@ class Driver:
         due = is_due(self.program, plan.event_time, self.last.due, plan.now)
         return plan if plan.planned or plan.offers or due else None
 
-    def _planned(self, limit: Limit) -> Plan:
-        now, only = self.clock.now(), self._first.streams(self.clock.monotonic())
+    def _plan_once(self, limit: Limit) -> Plan:
+        now, only = self.clock.now(), self._bootstrap.streams(self.clock.monotonic())
         read = self._ahead.take(self.last.number + 1, self.positions)
         if read is not None:
             return replace(read, now=now)
@@ -307,13 +313,13 @@ class Driver:
         context = self.owner.context(plan.now, self.settings.home, plan.event_time)
         reading, plan.reading = self._ahead.read(plan, context), None
         if reading is not None:
-            self._ahead.begin(plan, context, reading, self.positions, self._planned_next)
-        tasks = grouped(plan.planned, self.runtime.slots)
+            self._ahead.begin(plan, context, reading, self.positions, self._plan_next)
+        tasks = group_splits(plan.planned, self.runtime.slots)
         stage = self.runtime.first_stage(self.program, context, tasks, plan.offers, reading)
         if disagreement(stage, context.partitions):
             return None
         self._at("compute", "during")
-        computed = merged(self.last, self.positions, stage.results)
+        computed = combine_results(self.last, self.positions, stage.results)
         context = replace(context, event_time=replace(context.event_time, ends=computed.times))
         for number in range(2, self.program.last_stage + 1):
             computed.raise_failure()
@@ -326,7 +332,7 @@ class Driver:
         computed.raise_failure()
         return computed
 
-    def _planned_next(self, positions: Positions) -> Plan:
+    def _plan_next(self, positions: Positions) -> Plan:
         return self._ask(positions, self._next_limit(self._most), self.clock.now())
 
     def _commit(self, plan: Plan, computed: Computed) -> Record:
@@ -378,7 +384,7 @@ class Driver:
             for item in self.storage.list(self.owner.ledger.paths.exchanges(self.last.number, self.owner.id)):
                 self.storage.delete([item.path])
                 self._at("tidy", "during")
-        self.compactor.committed(self.last)
+        self.compactor.note_commit(self.last)
         self._at("tidy", "after")
 
     def release(self) -> None:

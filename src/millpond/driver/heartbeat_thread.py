@@ -9,7 +9,7 @@ from typing import Any
 from millpond.clock import Clock
 from millpond.driver.owner import Owner
 from millpond.errors import MillpondError
-from millpond.log.heartbeat import BEAT, FRESH, Heartbeat
+from millpond.log.heartbeat import BEAT_SECONDS, FRESH_SECONDS, Heartbeat
 from millpond.storage import Storage
 
 
@@ -19,7 +19,7 @@ class HeartbeatThread:
     `lost` is set in the latter case, and no heartbeat is written any more: the file is the other's.
     """
 
-    def __init__(self, storage: Storage, owner: Owner, clock: Clock, every: float = BEAT) -> None:
+    def __init__(self, storage: Storage, owner: Owner, clock: Clock, every: float = BEAT_SECONDS) -> None:
         self._owner, self._every = owner, every
         self._heartbeat = Heartbeat(storage, owner.last.app, owner.id, clock)
         self._stopped, self.lost = threading.Event(), threading.Event()
@@ -33,7 +33,7 @@ class HeartbeatThread:
 
     def __exit__(self, *_: Any) -> None:
         self._stopped.set()
-        self._thread.join(FRESH)
+        self._thread.join(FRESH_SECONDS)
         with contextlib.suppress(MillpondError):
             self._heartbeat.stop()
 

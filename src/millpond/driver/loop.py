@@ -40,11 +40,11 @@ class Settings:
     close_at_end: bool = False
 
 
-def run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
+def run_driver(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
     """Run an app; a failed run is begun anew, `restarts` times, after a pause that grows."""
     for attempt in range(settings.restarts + 1):
         try:
-            return _run(make, settings, stop, clock)
+            return _run_once(make, settings, stop, clock)
         except (StepFailed, Unavailable) as error:
             if attempt == settings.restarts or stop.is_set():
                 raise
@@ -53,11 +53,11 @@ def run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, c
             stop.wait(pause)
 
 
-def _run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
+def _run_once(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
     driver = make()
     with HeartbeatThread(driver.storage, driver.owner, clock) as beating:
         try:
-            _batches(driver, beating.lost, settings, stop, clock)
+            _run_batches(driver, beating.lost, settings, stop, clock)
             driver.release()
         except Fenced:
             raise
@@ -72,7 +72,9 @@ def _run(make: Callable[[], Driver], settings: Settings, stop: threading.Event, 
             driver.close()
 
 
-def _batches(driver: Driver, lost: threading.Event, settings: Settings, stop: threading.Event, clock: Clock) -> None:
+def _run_batches(
+    driver: Driver, lost: threading.Event, settings: Settings, stop: threading.Event, clock: Clock
+) -> None:
     limit = Limit(settings.max_rows, settings.max_bytes)
     patience = LONGEST_PATIENCE
     while not stop.is_set():

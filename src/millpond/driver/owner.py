@@ -12,20 +12,20 @@ import msgspec
 from millpond.clock import Clock, new_id
 from millpond.codec import Codec
 from millpond.driver.planning import check_steps
-from millpond.driver.schema_change import Adaptation, adaptation, described, details
+from millpond.driver.schema_change import Adaptation, describe_steps, plan_adaptation, step_details
 from millpond.driver.settings import DriverSettings
 from millpond.driver.targets import Targets
 from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
 from millpond.log.record import FORMAT, Kind, Record
-from millpond.log.rewrite import Rewriter, fields
+from millpond.log.rewrite import Rewriter, rewrite_fields
 from millpond.messages import BatchContext, EventTime, RecordLink, segments_by_partition
 from millpond.parcels import read_parcel
 from millpond.pipeline.graph import Program
 from millpond.storage import Storage
 
-RECENT = 4  # records whose segments travel with a batch, so that replicas need not read the ledger
+RECENT_RECORDS = 4  # records whose segments travel with a batch, so that replicas need not read the ledger
 
 
 class Owner:
@@ -53,7 +53,7 @@ class Owner:
         ledger = Ledger(storage, program.app, clock)
         owner = cls(program, ledger, Targets(program, ledger, settings.accept, settings.take_back))
         owner.last = owner._append_claim(settings.partitions, default_partitions)
-        with owner.guarded():
+        with owner.detect_fencing():
             # Registered first: a copy of the ledger from before a rollback then finds its target ahead, not only empty.
             owner.targets.begin(
                 owner.last,
@@ -72,20 +72,20 @@ class Owner:
                 record = self._first_record(partitions or default_partitions)
             else:
                 try:
-                    self._fits(last, partitions)
+                    self._check_fits(last, partitions)
                     self.targets.check(last)
-                    deliveries = self._deliveries(last)
+                    deliveries = self._check_deliveries(last)
                 except Corrupt:
                     if self.ledger.is_newest(last):
                         raise
                     continue  # what is missing was removed by the driver that has written the newer record
-                record = last.followed_by("claim", **self._signed(), deliveries=deliveries)
+                record = last.followed_by("claim", **self._signature(), deliveries=deliveries)
             try:
                 return self.ledger.append(record, last)
             except Fenced:
                 continue  # another claim came first; the newest one owns the app, so ours follows it
 
-    def _signed(self) -> dict[str, Any]:
+    def _signature(self) -> dict[str, Any]:
         return {"driver": self.id, "attempt": new_id(), "time": self.clock.now()}
 
     def _first_record(self, partitions: int) -> Record:
@@ -100,14 +100,14 @@ class Owner:
             previous="",
             partitions=partitions,
             deliveries=dict.fromkeys(self._program.sinks, 0),
-            **self._signed(),
+            **self._signature(),
         )
 
-    def _fits(self, last: Record, partitions: int | None) -> None:
+    def _check_fits(self, last: Record, partitions: int | None) -> None:
         check_steps(self._program, last)
-        adaptation(self._program, last, partitions)  # refused before anything is claimed, if it cannot be
+        plan_adaptation(self._program, last, partitions)  # refused before anything is claimed, if it cannot be
 
-    def _deliveries(self, last: Record) -> dict[str, int]:
+    def _check_deliveries(self, last: Record) -> dict[str, int]:
         """Where each sink stands; one that is new begins here, one that is gone must have nothing open."""
         for sink, upto in last.deliveries.items():
             if sink in self._program.sinks:
@@ -131,8 +131,8 @@ class Owner:
     def rewrite(self, what: Adaptation, rewriter: Rewriter) -> Record:
         """Bring the state into the shape that the program needs, in one commit."""
         before = self.last
-        works = rewriter.works(before, before, partitions=what.partitions, names=what.names)
-        manifest = rewriter.done(works, before, what.upgrades)
+        works = rewriter.plan_jobs(before, before, partitions=what.partitions, names=what.names)
+        manifest = rewriter.rewrite(works, before, what.upgrades)
         steps = {what.names.get(step, step): info for step, info in before.steps.items()}
         for step in self._program.steps.values():
             if step.name in steps:
@@ -145,7 +145,7 @@ class Owner:
                 if old in held:
                     held[new] = held.pop(old)
         partitions = what.partitions or before.partitions
-        own = fields(manifest, before, what.why, partitions=partitions, steps=steps, **renamed)
+        own = rewrite_fields(manifest, before, what.why, partitions=partitions, steps=steps, **renamed)
         return self.write("rewrite", dict(before.deliveries), **own)
 
     def write(self, kind: Kind, delivered: dict[str, int], **own: Any) -> Record:
@@ -153,18 +153,18 @@ class Owner:
         record = self.last.followed_by(
             kind,
             **{
-                **self._signed(),
+                **self._signature(),
                 "deliveries": {sink: delivered[sink] for sink in self._program.sinks},
                 # A driver's first act was to make deliveries void in its sinks; others are still to do so.
                 "undo": {},
                 "void": {s: found for s, found in self.last.void_ranges.items() if s not in self._program.sinks},
-                "targets": {**self.last.targets, **self.targets.places},
-                "steps": {**self.last.steps, **described(self._program, self.last)},
+                "targets": {**self.last.targets, **self.targets.fingerprints},
+                "steps": {**self.last.steps, **describe_steps(self._program, self.last)},
                 **own,
             },
         )
         self.last = self.ledger.append(record, self.last)
-        self._recent = [*self._recent, self.last][-RECENT:]
+        self._recent = [*self._recent, self.last][-RECENT_RECORDS:]
         return self.last
 
     def check_ownership(self) -> None:
@@ -174,7 +174,7 @@ class Owner:
         number = last.number + 1
         while (record := self.ledger.read(number)) is not None:
             if record.driver != self.id:
-                raise self._fenced()
+                raise self._fenced_error()
             number += 1
 
     def announce(self, sink: str, record: Record) -> None:
@@ -183,7 +183,7 @@ class Owner:
         self.targets.announce(sink, record)
 
     @contextmanager
-    def guarded(self) -> Iterator[None]:
+    def detect_fencing(self) -> Iterator[None]:
         """`Fenced` instead of `Corrupt`, if another driver owns the app by now: it may have removed what is missing."""
         try:
             yield
@@ -196,9 +196,9 @@ class Owner:
         self.ledger.still_has(self.last)
         newest = self.ledger.newest(near=self.last.number)
         if newest is None or newest.checksum != self.last.checksum:
-            raise self._fenced()
+            raise self._fenced_error()
 
-    def _fenced(self) -> Fenced:
+    def _fenced_error(self) -> Fenced:
         return Fenced(
             f"app {self._program.app!r} in {self.storage.url}: another driver owns it now. This one has "
             "stopped; nothing is lost."
@@ -233,5 +233,5 @@ class Owner:
             links={record.number: RecordLink.of(record) for record in self._recent},
             epoch=last.epoch,
             manifest=last.manifest,
-            event_time=replace(event_time, reached=last.reached, details=details(self._program, last)),
+            event_time=replace(event_time, reached=last.reached, details=step_details(self._program, last)),
         )

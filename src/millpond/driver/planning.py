@@ -16,13 +16,13 @@ from millpond.steps.registry import layout_of
 
 log = logging.getLogger("millpond")
 
-SMALL = 256 * 1024  # bytes that are not worth a second task
+SMALLEST_TASK_BYTES = 256 * 1024  # bytes that are not worth a second task
 
 
-def grouped(planned: Sequence[PlannedSplit], slots: int) -> list[list[PlannedSplit]]:
+def group_splits(planned: Sequence[PlannedSplit], slots: int) -> list[list[PlannedSplit]]:
     """Splits in groups that follow each other, of about the same weight, one for each task."""
     total = sum(max(1, item.split.weight) for item in planned)
-    tasks = min(len(planned), max(1, slots), max(1, -(-total // SMALL)))
+    tasks = min(len(planned), max(1, slots), max(1, -(-total // SMALLEST_TASK_BYTES)))
     groups: list[list[PlannedSplit]] = []
     done = 0
     for item in planned:
@@ -35,10 +35,10 @@ def grouped(planned: Sequence[PlannedSplit], slots: int) -> list[list[PlannedSpl
     return groups
 
 
-def allotted(wanted: Mapping[str, int], rows: int) -> dict[str, int]:
+def allot_rows(wanted: Mapping[str, int], rows: int) -> dict[str, int]:
     """How many rows of a batch each stream may have: what it wants, or an equal part of what is left of the batch.
 
-    >>> allotted({"a": 10, "b": 500, "c": 900}, 1000)
+    >>> allot_rows({"a": 10, "b": 500, "c": 900}, 1000)
     {'a': 10, 'b': 495, 'c': 495}
     """
     found, left = {}, rows
@@ -53,7 +53,7 @@ def most_rows(splits: Sequence[Split], rows: int) -> int:
     return min(rows, sum(rows if split.rows is None else split.rows for split in splits))
 
 
-def shares(splits: Sequence[Split], rows: int) -> list[int]:
+def row_shares(splits: Sequence[Split], rows: int) -> list[int]:
     """How many rows may be read of each split: what it holds, or else its part, by weight, of all."""
     known = [split.rows for split in splits if split.rows is not None]
     if len(known) == len(splits) and sum(known) <= rows:
@@ -63,7 +63,7 @@ def shares(splits: Sequence[Split], rows: int) -> list[int]:
     return [end - begin for begin, end in pairwise([0, *ends])]
 
 
-def as_of(program: Program, now: float) -> Program:
+def with_snapshots(program: Program, now: float) -> Program:
     """The program with sources that hold what they hold now, and no more, where they can.
 
     A source of the user's without `as_of` stays as it is. A streaming DataFrame is bounded by Spark.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from millpond.driver.batch import Plan, Positions
-from millpond.driver.planning import grouped
+from millpond.driver.planning import group_splits
 from millpond.driver.runtime import Reading, Runtime
 from millpond.messages import BatchContext, ReadHeader, ReadProgress
 from millpond.pipeline.graph import Program, Read
@@ -22,7 +22,7 @@ from millpond.steps.verbs.late_split import LateSplit
 
 
 @dataclass
-class Ahead:
+class ReadAhead:
     """At most one batch is read ahead of the one that is at work."""
 
     program: Program
@@ -55,7 +55,7 @@ class Ahead:
         """The rows of a batch that is about to begin, read on their own, so that the one after it can be planned."""
         if plan.reading is not None or not self._behind or not self._is_possible(plan, context):
             return plan.reading
-        return self.runtime.read(self.program, context, grouped(plan.planned, self.runtime.slots))
+        return self.runtime.read(self.program, context, group_splits(plan.planned, self.runtime.slots))
 
     def begin(
         self,
@@ -72,14 +72,14 @@ class Ahead:
         progress = reading.progress()
         if progress is None:
             return
-        after = moved_by(positions, progress)
+        after = advance_positions(positions, progress)
         following = next_plan(after)
         if not following.planned:
             return
         context = replace(
             context, batch=context.batch + 1, base=context.base + 1, arrival=context.arrival + 1, is_read_ahead=True
         )
-        tasks = grouped(following.planned, self.runtime.slots)
+        tasks = group_splits(following.planned, self.runtime.slots)
         following.reading = self.runtime.read(self.program, context, tasks, later=True)
         if following.reading is not None:
             self._plan, self._for = following, (context.batch, after)
@@ -106,7 +106,7 @@ def progress_of(headers: Iterable[ReadHeader]) -> list[ReadProgress] | None:
     return [moved for header in told for moved in header.progress]
 
 
-def moved_by(positions: Positions, progress: list[ReadProgress]) -> Positions:
+def advance_positions(positions: Positions, progress: list[ReadProgress]) -> Positions:
     """Where every stream stands once some reading is done."""
     after = {stream: dict(places) for stream, places in positions.items()}
     for item in progress:

@@ -8,7 +8,7 @@ from typing import Any
 
 from millpond.clock import elapsed
 from millpond.log.jobs import ProgressCallback
-from millpond.log.rewrite import Reshape
+from millpond.log.rewrite import RewriteJob
 from millpond.replica.fill_progress import OFTEN
 from millpond.storage import Storage
 
@@ -17,14 +17,14 @@ log = logging.getLogger("millpond")
 Each = Callable[[Callable[[Storage, Any], Any], list[Any]], list[Any]]
 
 
-def told(each: Each, slots: int, what: str, progress: ProgressCallback | None) -> Each:
+def with_progress(each: Each, slots: int, what: str, progress: ProgressCallback | None) -> Each:
     """Work on partitions as `each` does, as many at a time as tasks run at once, and tell how many are done.
 
     It is told to `progress`, and in any case to the log, at level INFO: at the end, and meanwhile every few seconds.
     """
 
     def telling(task: Callable[[Storage, Any], Any], works: list[Any]) -> list[Any]:
-        if not works or not isinstance(works[0], Reshape):  # a look at what was made
+        if not works or not isinstance(works[0], RewriteJob):  # a look at what was made
             return each(task, works)
         found: list[Any] = []
         began = last = elapsed()
@@ -34,7 +34,7 @@ def told(each: Each, slots: int, what: str, progress: ProgressCallback | None) -
             now = elapsed()
             if found and now - last >= OFTEN:
                 last = now
-                log.info("%s: %s", what, partly(len(found), len(works), now - began))
+                log.info("%s: %s", what, describe_progress(len(found), len(works), now - began))
             found += each(task, works[len(found) : len(found) + max(1, slots)])
         if progress is not None:
             progress(len(works), len(works))
@@ -44,10 +44,10 @@ def told(each: Each, slots: int, what: str, progress: ProgressCallback | None) -
     return telling
 
 
-def partly(done: int, total: int, seconds: float) -> str:
+def describe_progress(done: int, total: int, seconds: float) -> str:
     """How much is done, and about how long the rest will take.
 
-    >>> partly(2, 8, 10.0)
+    >>> describe_progress(2, 8, 10.0)
     '2 of 8 partitions, about 30 s left'
     """
     return f"{done} of {total} partitions, about {seconds * (total - done) / done:.0f} s left"

@@ -11,7 +11,7 @@ from millpond.codec.shapes import can_read
 from millpond.errors import Corrupt, Incompatible, InvalidUse
 from millpond.log import segment
 from millpond.log.record import Record, StepInfo
-from millpond.log.rewrite import Reshape, Rewriter, Upgrade, whole
+from millpond.log.rewrite import RewriteJob, Rewriter, Upgrade, read_living_cells
 from millpond.pipeline.graph import Program
 from millpond.steps.failure import unreadable_state
 from millpond.steps.kind import Step
@@ -38,7 +38,7 @@ class Adaptation:
         return ", ".join(parts)
 
 
-def adaptation(program: Program, last: Record, partitions: int | None) -> Adaptation:
+def plan_adaptation(program: Program, last: Record, partitions: int | None) -> Adaptation:
     """What the program needs of the state that the last record speaks of."""
     names: dict[str, str] = {}
     upgrades: dict[str, Upgrade] = {}
@@ -95,7 +95,7 @@ def _upgrade(program: Program, step: Step, info: StepInfo) -> Upgrade | None:
     return None if step.state.is_lazy else step.migration_from(info.oldest, program.types)
 
 
-def described(program: Program, last: Record) -> dict[str, StepInfo]:
+def describe_steps(program: Program, last: Record) -> dict[str, StepInfo]:
     """What a record that follows says of the program's steps."""
     found = {}
     for name, step in program.steps.items():
@@ -106,7 +106,7 @@ def described(program: Program, last: Record) -> dict[str, StepInfo]:
     return found
 
 
-def suspects(program: Program, last: Record) -> frozenset[str]:
+def find_suspect_steps(program: Program, last: Record) -> frozenset[str]:
     """The steps whose state may hold values that the program's classes cannot read.
 
     The last record says what the classes looked like. What is migrated lazily is read by its migrations.
@@ -121,14 +121,16 @@ def suspects(program: Program, last: Record) -> frozenset[str]:
     return frozenset(found)
 
 
-def first_unreadable(
-    storage: Storage, work: Reshape, steps: frozenset[str], types: tuple[type, ...]
+def find_unreadable(
+    storage: Storage, work: RewriteJob, steps: frozenset[str], types: tuple[type, ...]
 ) -> tuple[str, bytes, str] | None:
     """The first value of some steps that cannot be read: step, key and why. Runs in a task, over one partition."""
     codec = Codec(types)
     for name, runs, fresh in work.steps.values():
         if name in steps:
-            for change in (change for table in whole(storage, runs, fresh) for change in segment.changes_of(table)):
+            for change in (
+                change for table in read_living_cells(storage, runs, fresh) for change in segment.read_changes(table)
+            ):
                 try:
                     codec.decode(change.value or b"null")
                 except Unreadable as error:
@@ -143,14 +145,14 @@ def check_readable(program: Program, last: Record, names: dict[str, str], rewrit
 
     `names` are the steps that get another name: the one that their state is kept under → the new one.
     """
-    steps = suspects(program, last)
-    works = rewriter.works(last, last, names=names) if steps else []
-    results = rewriter.each(partial(first_unreadable, steps=steps, types=program.types), works) if works else []
+    steps = find_suspect_steps(program, last)
+    works = rewriter.plan_jobs(last, last, names=names) if steps else []
+    results = rewriter.each(partial(find_unreadable, steps=steps, types=program.types), works) if works else []
     for step, key, error in (found for found in results if found is not None):
         raise unreadable_state(step, Unreadable(error), decode_key(key))
 
 
-def details(program: Program, last: Record) -> dict[str, dict[str, Any]]:
+def step_details(program: Program, last: Record) -> dict[str, dict[str, Any]]:
     """What the tasks of a batch are told of the state that their steps go on with."""
     found = {name: info.detail for name, info in last.steps.items()}
     for name, step in program.steps.items():

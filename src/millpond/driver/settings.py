@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from millpond.log.compaction import COMPACT_EVERY
-from millpond.log.jobs import ProgressCallback
+from millpond.log.jobs import ProgressCallback, When
 from millpond.log.retention import Keep
 
 StepName = Literal["plan", "compute", "commit", "deliver", "acknowledge", "tidy", "compact", "rewrite"]
-When = Literal["before", "during", "after"]
 Hook = Callable[[StepName, When], None]
 
 

@@ -9,12 +9,12 @@ from millpond.pipeline.graph import Program
 from millpond.pipeline.phases import phases
 from millpond.sources.base import Limit
 
-FEW = 10  # batches, one after the other, that found little
-PATIENCE = 60.0  # seconds after which these mean that what comes now was not there at the beginning
+FEW_BATCHES = 10  # batches, one after the other, that found little
+BOOTSTRAP_SECONDS = 60.0  # seconds after which these mean that what comes now was not there at the beginning
 
 
 @dataclass
-class First:
+class TableBootstrap:
     """Which streams a driver reads for now.
 
     The present end of a stream is where it has nothing more; or, as new rows may come for ever, where after a while
@@ -31,23 +31,23 @@ class First:
 
     def streams(self, now: float) -> frozenset[str] | None:
         """The streams to read at a time; nothing means all."""
-        if self._left and self._little >= FEW and now >= self.began + PATIENCE:
-            self._next(now)
+        if self._left and self._little >= FEW_BATCHES and now >= self.began + BOOTSTRAP_SECONDS:
+            self._begin_next(now)
         return self._left[0] if self._left else None
 
-    def read(self, rows: int, limit: Limit) -> None:
+    def note_read(self, rows: int, limit: Limit) -> None:
         """A batch has read so many rows, and could have read as many as the limit says."""
         self._little = self._little + 1 if rows * 2 < limit.rows else 0
 
-    def over(self, only: frozenset[str] | None, runtime: Runtime, now: float) -> bool:
+    def finish_phase(self, only: frozenset[str] | None, runtime: Runtime, now: float) -> bool:
         """These streams, if not all were meant, have nothing more; whether others are to be read now."""
         if only is None or not self._left or self._left[0] != only:
             return False
         if not all(runtime.is_waiting(stream) for stream in only):
             return False
-        self._next(now)
+        self._begin_next(now)
         return True
 
-    def _next(self, now: float) -> None:
+    def _begin_next(self, now: float) -> None:
         self._left.pop(0)
         self._little, self.began = 0, now

@@ -27,9 +27,9 @@ from millpond.sinks.base import Delivery, RegisteredSink, Registration
 
 log = logging.getLogger("millpond")
 
-Ranges = list[tuple[int, int]]  # first and last numbers of records
+RecordRanges = list[tuple[int, int]]  # first and last numbers of records
 
-TAIL = 64  # records that are looked at, from the newest back, for deliveries that a target has lost
+CHECKED_RECORDS = 64  # records that are looked at, from the newest back, for deliveries that a target has lost
 
 
 def _parcels_with_rows(record: Record, sink: str) -> list[Parcel]:
@@ -46,7 +46,9 @@ class Targets:
         self._sinks = {name: sink for name, sink in program.sinks.items() if isinstance(sink, RegisteredSink)}
         self._accept, self._take_back = set(accept), set(take_back)
         self._claim: Record | None = None
-        self._told: dict[str, int] = {}  # the newest record that each target was told of, by drivers of this ledger
+        self._announced: dict[
+            str, int
+        ] = {}  # the newest record that each target was told of, by drivers of this ledger
         self._foreign: dict[str, list[Registration]] = {}  # what the ledger does not contain, and the user accepts
         self._known: dict[str, Registration] = {}  # what this driver wrote last
         self._lost: dict[str, list[Record]] = {}
@@ -62,7 +64,7 @@ class Targets:
             raise InvalidUse(f"run(accept=, take_back=): expected each sink in one of them, got {both} in both")
 
     @property
-    def places(self) -> dict[str, str]:
+    def fingerprints(self) -> dict[str, str]:
         """A fingerprint of each sink's target, for the record: it tells whether the target is still the same one."""
         return {name: checksum(sink.target.encode())[:16] for name, sink in self._sinks.items()}
 
@@ -73,13 +75,13 @@ class Targets:
         for name, sink in self._sinks.items():
             foreign = self._foreign_among(sink.registrations(last.app, last.incarnation, name))
             if foreign and name not in self._accept | self._take_back:
-                raise self._ahead(name, foreign, last.number)
+                raise self._ahead_error(name, foreign, last.number)
 
     def begin(
         self,
         claim: Record,
         check_ownership: Callable[[], None],
-        make_void: Callable[[dict[str, Ranges]], None],
+        make_void: Callable[[dict[str, RecordRanges]], None],
         read_rows: Callable[[Parcel], list[Any]],
     ) -> None:
         """Register the new claim with every target, after taking back what `take_back` names.
@@ -89,7 +91,7 @@ class Targets:
         void again.
         """
         self._claim = claim
-        again: dict[str, Ranges] = {}
+        again: dict[str, RecordRanges] = {}
         for name, sink in self._sinks.items():
             entries = sink.registrations(claim.app, claim.incarnation, name)
             foreign = self._foreign[name] = self._foreign_among(entries)
@@ -100,11 +102,11 @@ class Targets:
                 amount = len(give_up())
                 log.warning("%s: sink %r: took back %d deliveries of another copy", claim.app, name, amount)
             elif foreign and name not in self._accept:
-                raise self._ahead(name, foreign, claim.number)
+                raise self._ahead_error(name, foreign, claim.number)
             self._check_order(name, ours)
             if ours:
-                self._told[name] = max(entry.batch for entry in ours)
-                again[name] = self._rolled_back_since(self._told[name], claim)
+                self._announced[name] = max(entry.batch for entry in ours)
+                again[name] = self._rolled_back_since(self._announced[name], claim)
         make_void({name: ranges for name, ranges in again.items() if ranges})
         self._lost = self._find_lost(claim)
         self._revive(claim, check_ownership, read_rows)
@@ -113,11 +115,11 @@ class Targets:
                 with contextlib.suppress(Unavailable):  # then it is told before the first delivery, which waits for it
                     self._take_over(name)
 
-    def _rolled_back_since(self, told: int, last: Record) -> Ranges:
+    def _rolled_back_since(self, announced: int, last: Record) -> RecordRanges:
         """The records that rollbacks have set aside since a target was told of one."""
-        if told >= last.epoch:
+        if announced >= last.epoch:
             return []
-        records = self._ledger.between(max(told, self._ledger.floor() - 1), last.number)
+        records = self._ledger.between(max(announced, self._ledger.floor() - 1), last.number)
         return [(record.back + 1, record.number - 1) for record in records if record.back is not None]
 
     def _revive(
@@ -128,7 +130,7 @@ class Targets:
         Each in one step: a driver that dies in between leaves what is void, and not what seems to have been removed.
         """
         for name, sink in self._sinks.items():
-            records = [*self._lost.get(name, []), *self._open(name, last)]
+            records = [*self._lost.get(name, []), *self._undelivered(name, last)]
             parcels = [parcel for record in records for parcel in _parcels_with_rows(record, name)]
             void = [parcel for parcel in parcels if sink.status(parcel.delivery) == "void"]
             for parcel in void:
@@ -139,13 +141,13 @@ class Targets:
                 what = "that another copy of the app rolled back are delivered again"
                 log.warning("%s: sink %r: %d deliveries %s", last.app, name, len(void), what)
 
-    def _open(self, name: str, last: Record) -> Iterator[Record]:
+    def _undelivered(self, name: str, last: Record) -> Iterator[Record]:
         for record in self._lineage(last):
             if record.number <= last.deliveries.get(name, last.number):
                 return
             yield record
 
-    def note(self, record: Record, incarnation: str) -> None:
+    def register_void(self, record: Record, incarnation: str) -> None:
         """Tell every target of a record that makes deliveries of an incarnation void, before they are.
 
         If an older copy of `state_dir` is put back later, the target then names a record that the copy does not
@@ -161,7 +163,7 @@ class Targets:
         """The sinks, and the records delivered to them, oldest first, whose outputs are gone from the target."""
         return [(name, record) for name, records in sorted(self._lost.items()) for record in records]
 
-    def restored(self) -> None:
+    def register_restored(self) -> None:
         """Register with the targets that had lost something and have it again."""
         lost, self._lost = self._lost, {}
         for name in lost:
@@ -177,7 +179,7 @@ class Targets:
         known = self._known.get(name)
         others = [entry for entry in entries if entry != known and entry not in self._foreign.get(name, ())]
         if foreign := self._foreign_among(others):
-            raise self._ahead(name, foreign, claim.number)
+            raise self._ahead_error(name, foreign, claim.number)
         self._check_order(name, others)
         if known is not None and known not in entries:
             raise Incompatible(
@@ -197,9 +199,9 @@ class Targets:
         """
         ahead = {name for name, foreign in self._foreign.items() if foreign}
         looking = set(self._sinks) - self._accept | ahead
-        emptied = {n for n in looking - self._told.keys() - ahead if self._is_same_target(n, last)}
-        for name in looking & self._told.keys():
-            self._check_told(name, last)
+        emptied = {n for n in looking - self._announced.keys() - ahead if self._is_same_target(n, last)}
+        for name in looking & self._announced.keys():
+            self._check_announced(name, last)
         gone: dict[str, list[Record]] = {name: [] for name in looking}
         certain: dict[str, set[int]] = {name: set() for name in looking}
         void: dict[str, list[tuple[int, int]]] = {}  # by `drop_outputs`, of this ledger
@@ -207,7 +209,10 @@ class Targets:
             still = [
                 n
                 for n in looking
-                if seen < TAIL or gone[n] or n in ahead or record.number > self._told.get(n, record.number)
+                if seen < CHECKED_RECORDS
+                or gone[n]
+                or n in ahead
+                or record.number > self._announced.get(n, record.number)
             ]
             if not still:
                 break
@@ -215,7 +220,7 @@ class Targets:
                 void.setdefault(name, []).extend(record.void_ranges.get(name, ()))
                 if any(first <= record.number <= end for first, end in void[name]):
                     continue
-                is_new = record.number > self._told.get(name, record.number)
+                is_new = record.number > self._announced.get(name, record.number)
                 found = [self._sinks[name].status(delivery) for delivery in self._delivered(record, name, last)]
                 if "void" in found or (is_new and "gone" in found):
                     certain[name].add(record.number)
@@ -242,7 +247,7 @@ class Targets:
         return {name: records[::-1] for name, records in gone.items()}
 
     def _is_same_target(self, name: str, last: Record) -> bool:
-        return last.targets.get(name) == self.places[name]
+        return last.targets.get(name) == self.fingerprints[name]
 
     def _lineage(self, last: Record) -> Iterator[Record]:
         """The records that still count, newest first: what a rollback set aside is left out."""
@@ -261,16 +266,16 @@ class Targets:
     def _check_reach(self, name: str, gone: list[Record], last: Record) -> None:
         floor = self._ledger.floor()
         if gone and floor > last.born:
-            raise self._behind(name, last.born, floor - 1, last)
+            raise self._behind_error(name, last.born, floor - 1, last)
 
-    def _check_told(self, name: str, last: Record) -> None:
+    def _check_announced(self, name: str, last: Record) -> None:
         """Stop if a target was put back to before what the log still has."""
-        floor, told = self._ledger.floor(), self._told[name]
+        floor, told = self._ledger.floor(), self._announced[name]
         newest = last.newest_outputs.get(name, -1)
         if told < newest <= last.deliveries.get(name, -1) and told + 1 < floor:
-            raise self._behind(name, told + 1, floor - 1, last)
+            raise self._behind_error(name, told + 1, floor - 1, last)
 
-    def _behind(self, name: str, first: int, end: int, last: Record) -> Incompatible:
+    def _behind_error(self, name: str, first: int, end: int, last: Record) -> Incompatible:
         return Incompatible(
             f"sink {name!r}: {self._sinks[name].target} does not hold what was delivered to it: the ledger says that "
             f"all outputs of app {last.app!r} up to batch {last.deliveries.get(name)} were, and what the folder, "
@@ -326,7 +331,7 @@ class Targets:
         sink.register(entry)
         self._known[name] = entry
 
-    def _ahead(self, name: str, foreign: list[Registration], newest: int) -> Incompatible:
+    def _ahead_error(self, name: str, foreign: list[Registration], newest: int) -> Incompatible:
         found = max(foreign, key=lambda entry: (entry.batch, entry.claim))
         return Incompatible(
             f"sink {name!r}: {self._sinks[name].target} has taken deliveries up to batch {found.batch} of app "

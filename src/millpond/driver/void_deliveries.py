@@ -24,10 +24,10 @@ from millpond.sinks.base import Delivery, RollbackSink
 
 log = logging.getLogger("millpond")
 
-Ranges = Mapping[str, list[tuple[int, int]]]
+SinkRanges = Mapping[str, list[tuple[int, int]]]
 
 
-def void_deliveries(program: Program, ledger: Ledger, app: str, ranges: Ranges) -> None:
+def void_deliveries(program: Program, ledger: Ledger, app: str, ranges: SinkRanges) -> None:
     """Make void what was or could be delivered of these records; sinks that cannot do that keep what they hold.
 
     The newest goes first: what is void is always the end of what was delivered, also if this is interrupted.
@@ -38,7 +38,7 @@ def void_deliveries(program: Program, ledger: Ledger, app: str, ranges: Ranges) 
             continue
         given_up = {
             parcel.delivery: parcel
-            for record in sorted(_records(ledger, ranges[name]), key=lambda record: -record.number)
+            for record in sorted(_records_in(ledger, ranges[name]), key=lambda record: -record.number)
             for parcel in parcels_of(record, name)
             if parcel.has_rows
         }
@@ -59,13 +59,13 @@ def void_deliveries(program: Program, ledger: Ledger, app: str, ranges: Ranges) 
         log.info("%s: sink %r: %d deliveries are void", app, name, len(given_up))
 
 
-def _records(ledger: Ledger, ranges: list[tuple[int, int]]) -> Iterator[Record]:
+def _records_in(ledger: Ledger, ranges: list[tuple[int, int]]) -> Iterator[Record]:
     """The records with these numbers; those that retention has removed are left out."""
     floor = ledger.floor()
     for first, last in ranges:
         yield from ledger.between(max(first, floor) - 1, last)
 
 
-def staying(program: Program) -> list[str]:
+def sinks_without_rollback(program: Program) -> list[str]:
     """The sinks of a program that keep what they hold."""
     return [name for name, sink in program.sinks.items() if not isinstance(sink, RollbackSink)]

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import msgspec
 
-from millpond.log.paths import is_cut, unsafe
+from millpond.log.paths import is_cut_name, unquote_name
 from millpond.storage import Storage
 
 
-def apps(storage: Storage) -> list[str]:
+def list_apps(storage: Storage) -> list[str]:
     """The names of the apps whose ledger lies in a storage, sorted; other folders beside them are passed over.
 
-    >>> from millpond.log.apps import apps
+    >>> from millpond.log.apps import list_apps
     >>> from millpond.storage import open_storage
     >>> storage = open_storage("memory://")
     >>> storage.put("orders/ledger/00000000000000000000.json", b"{}")
     >>> storage.put("totals/part-1.jsonl", b"")
-    >>> apps(storage)
+    >>> list_apps(storage)
     ['orders']
     """
     found: list[str] = []
     after: str | None = None
     while (item := next(iter(storage.list("", after)), None)) is not None:
         folder, slash, _ = item.path.partition("/")
-        if slash and (name := _app_in(storage, folder)) is not None:
+        if slash and (name := _app_name(storage, folder)) is not None:
             found.append(name)
         # "0" comes right behind "/": so the next look is at what follows this folder, however much it holds.
         after = f"{folder}0" if slash else item.path
     return sorted(found)
 
 
-def _app_in(storage: Storage, folder: str) -> str | None:
+def _app_name(storage: Storage, folder: str) -> str | None:
     record = next(iter(storage.list(f"{folder}/ledger")), None)
     if record is None:
         return None
-    if not is_cut(folder):
-        return unsafe(folder)
+    if not is_cut_name(folder):
+        return unquote_name(folder)
     for item in storage.list(f"{folder}/ledger"):  # its records know the name
         try:
             return str(msgspec.json.decode(storage.get(item.path) or b"")["app"])

@@ -24,21 +24,21 @@ def checksum(data: bytes | memoryview) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def pack(value: Any) -> bytes:
+def pack_checked(value: Any) -> bytes:
     """A struct or a dict as the bytes of a small file; it has at least one field, and none called `checksum`.
 
-    >>> from millpond.log.checked import pack, unpack
-    >>> data = pack({"floor": 7})
+    >>> from millpond.log.checked import pack_checked, unpack_checked
+    >>> data = pack_checked({"floor": 7})
     >>> data
     b'{"checksum":"356fe1d0f3e6210821c1384de4640e86","floor":7}'
-    >>> unpack(data, "floor")
+    >>> unpack_checked(data, "floor")
     b'{"floor":7}'
     """
     rest = msgspec.json.encode(value)[1:]
     return _HEAD + checksum(rest).encode() + b'",' + rest
 
 
-def unpack(data: bytes, where: str, *, old: bytes | None = None, help: str = "") -> bytes:
+def unpack_checked(data: bytes, where: str, *, old: bytes | None = None, help: str = "") -> bytes:
     """The JSON object in a small file, without its checksum; `Corrupt` if any byte of the file has changed.
 
     `old` is how the file began before it had a checksum: such a file is returned as it is. No flipped bit makes a
@@ -53,12 +53,12 @@ def unpack(data: bytes, where: str, *, old: bytes | None = None, help: str = "")
     raise Corrupt(f"{where} is damaged: its checksum does not fit its bytes. {help}".strip())
 
 
-def write(storage: Storage, path: str, value: Any) -> None:
+def write_checked(storage: Storage, path: str, value: Any) -> None:
     """Write a small file, in the place of the one that is there."""
-    storage.put(path, pack(value))
+    storage.put(path, pack_checked(value))
 
 
-def read(storage: Storage, path: str, *, old: bytes | None = None, help: str = "") -> bytes | None:
+def read_checked(storage: Storage, path: str, *, old: bytes | None = None, help: str = "") -> bytes | None:
     """The JSON object in a small file; None if the file is not there, `Corrupt` if it has changed."""
     data = storage.get(path)
-    return None if data is None else unpack(data, f"{storage.url}: {path}", old=old, help=help)
+    return None if data is None else unpack_checked(data, f"{storage.url}: {path}", old=old, help=help)

@@ -11,23 +11,19 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from millpond.clock import new_id
 from millpond.errors import MillpondError
-from millpond.log import manifest as manifests
 from millpond.log import merge_runs as merge
-from millpond.log.compaction_job import Merge
-from millpond.log.jobs import JobLost
+from millpond.log.compaction_job import MergeJob
+from millpond.log.jobs import JobLost, When
 from millpond.log.ledger import Ledger
-from millpond.log.manifest import Manifest, Run
+from millpond.log.manifest import MANIFEST_FORMAT, Manifest, Run, read_manifest, write_manifest
 from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer
 from millpond.log.reach import readable_manifest
 from millpond.log.record import Record
-from millpond.log.retention import Carried, Keep, next_floor, orphans, prune, remove_empty_dirs
-
-When = Literal["before", "during", "after"]
+from millpond.log.retention import CarriedFiles, Keep, find_orphans, next_floor, prune, remove_empty_dirs
 
 log = logging.getLogger("millpond")
 
@@ -53,7 +49,7 @@ class Compactor:
 
     driver: str
     ledger: Ledger
-    run: Callable[[list[Merge]], list[dict[str, Run]]]
+    run: Callable[[list[MergeJob]], list[dict[str, Run]]]
     settings: CompactionSettings
     at: Callable[[When], None] = lambda when: None
     ready: Pointer | None = None  # the manifest that the next record is to carry
@@ -65,7 +61,7 @@ class Compactor:
 
     def __post_init__(self) -> None:
         self._app, self._storage = self.ledger.app, self.ledger.storage
-        self._carried = Carried(self.ledger)
+        self._carried = CarriedFiles(self.ledger)
 
     def begin(self, last: Record) -> None:
         """Read what is not compacted yet."""
@@ -74,11 +70,11 @@ class Compactor:
         done = last.born - 1 if self._held is None else self._held.upto
         self._fresh = [record for record in self.ledger.between(done, last.number) if record.segments]
         if last.number > last.born:
-            self._work(lambda: self._clean(last))
+            self._run_work(lambda: self._clean(last))
 
     def _clean(self, last: Record) -> None:
         prune(self._storage, self.ledger, last, self._carried)  # what the last driver stated and did not finish
-        self._storage.delete(orphans(self._storage, self.ledger, last.number + 1, self.driver))
+        self._storage.delete(find_orphans(self._storage, self.ledger, last.number + 1, self.driver))
         remove_empty_dirs(self.ledger, last.number + 1)
         self.floor = next_floor(self.ledger, last, self.settings.keep)
 
@@ -89,26 +85,26 @@ class Compactor:
         remove_empty_dirs(self.ledger, record.number)
         self.floor = next_floor(self.ledger, record, self.settings.keep)
 
-    def committed(self, record: Record) -> None:
+    def note_commit(self, record: Record) -> None:
         """A record was written. If it carries a manifest of ours, what that replaces is forgotten."""
         if record.segments:
             self._fresh.append(record)
         if self.ready is not None and record.manifest == self.ready:
-            self._held = manifests.read(self._storage, self.ready)
+            self._held = read_manifest(self._storage, self.ready)
             self._fresh = [held for held in self._fresh if held.number > self._held.upto]
             self.ready = None
-            self._work(lambda: self._plan_floor(record))
-        elif self.floor > self._pruned and record.floor == self.floor and not self.busy:
+            self._run_work(lambda: self._plan_floor(record))
+        elif self.floor > self._pruned and record.floor == self.floor and not self.is_busy:
             self._pruned = self.floor
-            self._work(lambda: self._prune(record))
-        elif self.ready is None and not self.busy and self._enough():
-            self._work(lambda: self.compact(record))
+            self._run_work(lambda: self._prune(record))
+        elif self.ready is None and not self.is_busy and self._is_due():
+            self._run_work(lambda: self.compact(record))
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _enough(self) -> bool:
+    def _is_due(self) -> bool:
         fresh = sum(
             file.bytes
             for record in self._fresh
@@ -118,7 +114,7 @@ class Compactor:
         )
         return len(self._fresh) >= self.settings.every or fresh >= FRESH_BYTES
 
-    def _work(self, what: Callable[[], None]) -> None:
+    def _run_work(self, what: Callable[[], None]) -> None:
         def quietly() -> None:
             try:
                 what()
@@ -132,9 +128,9 @@ class Compactor:
 
     def compact(self, upto: Record) -> None:
         """Merge what is fresh up to a record; the manifest is `ready` for the next record when that is done."""
-        held = self._held or Manifest(manifests.FORMAT, self._app, upto.born - 1, "")
+        held = self._held or Manifest(MANIFEST_FORMAT, self._app, upto.born - 1, "")
         fresh = [record for record in self._fresh if record.number <= upto.number]
-        works, kept = self._planned(held, fresh, upto)
+        works, kept = self._plan_jobs(held, fresh, upto)
         self.at("before")
         done = self.run(works) if works else []
         self.at("during")
@@ -144,13 +140,13 @@ class Compactor:
                 below = held.runs.get(step, {}).get(work.partition, [])[: kept[step, work.partition]]
                 runs.setdefault(step, {})[work.partition] = [*below, *([run] if run else [])]
         path = Paths(self._app).manifest(Attempt(upto.number, self.driver, new_id()))
-        made = Manifest(manifests.FORMAT, self._app, upto.number, upto.checksum, runs)
-        self.ready = manifests.write(self._storage, path, made)
+        made = Manifest(MANIFEST_FORMAT, self._app, upto.number, upto.checksum, runs)
+        self.ready = write_manifest(self._storage, path, made)
         self.at("after")
 
-    def _planned(
+    def _plan_jobs(
         self, held: Manifest, fresh: list[Record], upto: Record
-    ) -> tuple[list[Merge], dict[tuple[str, int], int]]:
+    ) -> tuple[list[MergeJob], dict[tuple[str, int], int]]:
         per_partition: dict[int, dict[str, tuple[bool, list[Run], list[Pointer]]]] = {}
         kept: dict[tuple[str, int], int] = {}
         found: dict[tuple[str, int], list[Pointer]] = {}
@@ -160,11 +156,11 @@ class Compactor:
                     found.setdefault((step, partition), []).extend(files)
         for (step, partition), files in found.items():
             runs = held.runs.get(step, {}).get(partition, [])
-            stay = merge.chosen(runs, sum(file.bytes for file in files))
+            stay = merge.count_kept_runs(runs, sum(file.bytes for file in files))
             kept[step, partition] = stay
             per_partition.setdefault(partition, {})[step] = (stay == 0, runs[stay:], files)
         attempt = Attempt(upto.number, self.driver, "")
-        works = [Merge(self._app, partition, attempt, steps) for partition, steps in sorted(per_partition.items())]
+        works = [MergeJob(self._app, partition, attempt, steps) for partition, steps in sorted(per_partition.items())]
         return works, kept
 
     def wait(self) -> None:

@@ -12,12 +12,12 @@ from millpond.log import pointer, segment
 from millpond.log.manifest import Part, Run
 from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer
-from millpond.log.segment import Origin
+from millpond.log.segment import SegmentOrigin
 from millpond.storage import Storage
 
 
 @dataclass(frozen=True)
-class Merge:
+class MergeJob:
     """The work of one partition: per step, the runs to merge, oldest first, and the fresh segments on top."""
 
     app: str
@@ -26,32 +26,35 @@ class Merge:
     steps: dict[str, tuple[bool, list[Run], list[Pointer]]]  # whether the oldest of all is among them
 
 
-def merged(storage: Storage, work: Merge) -> dict[str, Run]:
+def merge_partition(storage: Storage, work: MergeJob) -> dict[str, Run]:
     """Do the work: for every step one run in place of several. Runs in a task; writes under names of its own."""
     return {
-        step: list(_one(storage, work, step, lowest, runs, fresh)) for step, (lowest, runs, fresh) in work.steps.items()
+        step: list(_merge_step(storage, work, step, lowest, runs, fresh))
+        for step, (lowest, runs, fresh) in work.steps.items()
     }
 
 
-def _one(storage: Storage, work: Merge, step: str, lowest: bool, runs: list[Run], fresh: list[Pointer]) -> list[Part]:
+def _merge_step(
+    storage: Storage, work: MergeJob, step: str, lowest: bool, runs: list[Run], fresh: list[Pointer]
+) -> list[Part]:
     def table(file: Pointer) -> pa.Table:
-        return segment.state_table(pointer.read(storage, file))
+        return segment.state_table(pointer.read_file(storage, file))
 
     def written(found: pa.Table) -> list[Part]:
         parts = []
-        for piece in merge.pieces(merge.living(found) if lowest else found):
-            origin = Origin(work.app, step, work.partition, work.attempt.batch)
+        for piece in merge.split_table(merge.drop_deleted(found) if lowest else found):
+            origin = SegmentOrigin(work.app, step, work.partition, work.attempt.batch)
             attempt = Attempt(work.attempt.batch, work.attempt.driver, new_id())
             path = Paths(work.app).state(step, work.partition, attempt)
-            file = pointer.write(storage, path, segment.pack_table(piece, origin), len(piece))
+            file = pointer.write_file(storage, path, segment.pack_table(piece, origin), len(piece))
             parts.append(Part(file, piece.column("key")[0].as_py()))
         return parts
 
-    above = merge.newest_of([table(part.file) for run in runs[1:] for part in run] + [table(file) for file in fresh])
+    above = merge.newest_cells([table(part.file) for run in runs[1:] for part in run] + [table(file) for file in fresh])
     if not runs:
         return written(above)
     parts = []
-    for part, first, end in merge.bounds(runs[0]):  # a part of the oldest run that nothing touches stays as it is
-        over = merge.between(above, first, end)
-        parts += [part] if len(over) == 0 else written(merge.newest_of([table(part.file), over]))
+    for part, first, end in merge.part_bounds(runs[0]):  # a part of the oldest run that nothing touches stays as it is
+        over = merge.rows_between(above, first, end)
+        parts += [part] if len(over) == 0 else written(merge.newest_cells([table(part.file), over]))
     return parts

@@ -17,12 +17,12 @@ import msgspec
 
 from millpond.clock import Clock, boot
 from millpond.errors import Corrupt, InvalidUse
-from millpond.log import checked
+from millpond.log.checked import read_checked, write_checked
 from millpond.log.paths import Paths
 from millpond.storage import Storage
 
-FRESH = 30.0  # seconds, either way, from which on a heartbeat counts for nothing
-BEAT = 5.0
+FRESH_SECONDS = 30.0  # seconds, either way, from which on a heartbeat counts for nothing
+BEAT_SECONDS = 5.0
 _OLD = b'{"driver"'  # how the file began before it had a checksum
 
 
@@ -47,22 +47,26 @@ class Heartbeat:
     def beat(self, number: int) -> None:
         """Say that the driver runs, and has come to this record."""
         pid = os.getpid()
-        beat = Beat(self._driver, socket.gethostname(), pid, self._clock.now(), number, _machine(), _started(pid) or "")
-        checked.write(self._storage, self._path, beat)
+        beat = Beat(
+            self._driver, socket.gethostname(), pid, self._clock.now(), number, _machine(), _start_time(pid) or ""
+        )
+        write_checked(self._storage, self._path, beat)
 
     def stop(self) -> None:
         """Remove the heartbeat, unless another driver has written it."""
-        beat = _read(self._storage, self._path)
+        beat = _read_beat(self._storage, self._path)
         if beat is not None and beat.driver == self._driver:
             self._storage.delete([self._path])
 
 
 def seems_running(storage: Storage, app: str, clock: Clock) -> Beat | None:
     """Who seems to be running the app; None if the last heartbeat is not fresh, or its process is known to be gone."""
-    beat = _read(storage, Paths(app).heartbeat)
-    if beat is None or abs(clock.now() - beat.time) >= FRESH:  # far in the future: the clock was wrong, and is not now
+    beat = _read_beat(storage, Paths(app).heartbeat)
+    if (
+        beat is None or abs(clock.now() - beat.time) >= FRESH_SECONDS
+    ):  # far in the future: the clock was wrong, and is not now
         return None
-    if beat.started and beat.machine == _machine() and _started(beat.pid) != beat.started:
+    if beat.started and beat.machine == _machine() and _start_time(beat.pid) != beat.started:
         return None
     return beat
 
@@ -74,14 +78,14 @@ def check_stopped(storage: Storage, app: str, clock: Clock, what: str, *, force:
         age = max(0, round(clock.now() - beat.time))
         raise InvalidUse(
             f"{what}: app {app!r} is running on {beat.host}, process {beat.pid}, and said so {age} s ago. Stop it "
-            f"first. If that process is gone, wait {round(FRESH)} s, or say --force (force=True in Python): a driver "
-            "that runs after all is then fenced, and loses nothing. Nothing was changed."
+            f"first. If that process is gone, wait {round(FRESH_SECONDS)} s, or say --force (force=True in Python): a "
+            "driver that runs after all is then fenced, and loses nothing. Nothing was changed."
         )
 
 
-def _read(storage: Storage, path: str) -> Beat | None:
+def _read_beat(storage: Storage, path: str) -> Beat | None:
     try:
-        data = checked.read(storage, path, old=_OLD)
+        data = read_checked(storage, path, old=_OLD)
         return None if data is None else msgspec.json.decode(data, type=Beat)
     except (Corrupt, msgspec.MsgspecError):  # it says nothing, and locks nothing
         return None
@@ -94,7 +98,7 @@ def _machine() -> str:
     return f"{boot()} {socket.gethostname()}"
 
 
-def _started(pid: int) -> str | None:
+def _start_time(pid: int) -> str | None:
     """When a process was started, as text to compare; None if there is no such process."""
     if Path("/proc/self/stat").exists():
         try:

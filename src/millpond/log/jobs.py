@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
+When = Literal["before", "during", "after"]  # of a crash point
 ProgressCallback = Callable[[int, int], None]  # how much is done, of how much: partitions or files
 
 

@@ -14,9 +14,9 @@ import msgspec
 from millpond.backoff import Backoff
 from millpond.clock import Clock
 from millpond.errors import Corrupt, Fenced, Incompatible, InvalidUse, Unavailable
-from millpond.log import checked
+from millpond.log.checked import unpack_checked, write_checked
 from millpond.log.paths import Paths
-from millpond.log.record import Record, pack, unpack
+from millpond.log.record import Record, pack_record, unpack_record
 from millpond.storage import Storage
 
 MOST_PUT_ATTEMPTS = 5  # at a record whose put got no answer
@@ -36,7 +36,7 @@ class Ledger:
         data = self.storage.get(path)
         if data is None:
             return None
-        record = unpack(data, f"{self.storage.url}: ledger record {path}")
+        record = unpack_record(data, f"{self.storage.url}: ledger record {path}")
         if record.app != self.app:
             raise Incompatible(
                 f"{self.storage.url}: the folder of app {self.app!r} holds the ledger of app {record.app!r}. "
@@ -84,7 +84,7 @@ class Ledger:
         """
         if last is not None:
             self.still_has(last)
-        record, data = pack(record)
+        record, data = pack_record(record)
         path = self.paths.record(record.number)
         for attempt in range(1, MOST_PUT_ATTEMPTS + 1):
             try:
@@ -133,7 +133,7 @@ class Ledger:
         if data.isdigit():  # written before the file had a checksum: the records that are there know better
             return min(int(data), self._oldest() or 0)
         return int(
-            msgspec.json.decode(checked.unpack(data, f"{self.storage.url}: {self.paths.floor}", help=self._way_out()))[
+            msgspec.json.decode(unpack_checked(data, f"{self.storage.url}: {self.paths.floor}", help=self._way_out()))[
                 "floor"
             ]
         )
@@ -141,7 +141,7 @@ class Ledger:
     def raise_floor(self, number: int) -> None:
         """Repeat in the file `floor` what the newest record states, before any record below it is removed."""
         if number > self._last_floor():
-            checked.write(self.storage, self.paths.floor, {"floor": number})
+            write_checked(self.storage, self.paths.floor, {"floor": number})
 
     def numbers(self) -> list[int]:
         """The numbers of all records that are there, in order."""

@@ -17,7 +17,7 @@ from millpond.log import pointer
 from millpond.log.pointer import Pointer
 from millpond.storage import Storage
 
-FORMAT = 1
+MANIFEST_FORMAT = 1
 
 
 class Part(Struct, frozen=True):
@@ -45,28 +45,28 @@ class Manifest(Struct, omit_defaults=True):
         return [part.file for parts in self.runs.values() for runs in parts.values() for run in runs for part in run]
 
 
-def size(run: Run) -> int:
+def run_bytes(run: Run) -> int:
     """The bytes of a run."""
     return sum(part.file.bytes for part in run)
 
 
-def write(storage: Storage, path: str, manifest: Manifest) -> Pointer:
-    return pointer.write(storage, path, msgspec.json.encode(manifest), len(manifest.files()))
+def write_manifest(storage: Storage, path: str, manifest: Manifest) -> Pointer:
+    return pointer.write_file(storage, path, msgspec.json.encode(manifest), len(manifest.files()))
 
 
-def read(storage: Storage, where: Pointer) -> Manifest:
-    return unpack(pointer.read(storage, where), f"{storage.url}: {where.path}")
+def read_manifest(storage: Storage, where: Pointer) -> Manifest:
+    return unpack_manifest(pointer.read_file(storage, where), f"{storage.url}: {where.path}")
 
 
-def unpack(data: bytes, where: str) -> Manifest:
+def unpack_manifest(data: bytes, where: str) -> Manifest:
     """The manifest that these bytes hold."""
     try:
         found: dict[str, Any] = msgspec.json.decode(data)
-        if found.get("format") == FORMAT:
+        if found.get("format") == MANIFEST_FORMAT:
             return msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, AttributeError) as error:
         raise Corrupt(f"{where} is damaged: {error}. Put it back from a copy of the state directory.") from error
     raise Incompatible(
-        f"{where} has format {found.get('format')}, and this version of Millpond reads format {FORMAT}: "
+        f"{where} has format {found.get('format')}, and this version of Millpond reads format {MANIFEST_FORMAT}: "
         "upgrade Millpond."
     )

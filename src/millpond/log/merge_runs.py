@@ -9,27 +9,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.log.manifest import Part, Run, size
+from millpond.log.manifest import Part, Run, run_bytes
 from millpond.log.segment import LARGE_STATE, text_bytes
 
-MOST_ROWS = 1_000_000  # in one file of a run: what a merge holds in memory is a few of these
-MOST_BYTES = 512 << 20  # of text
+LARGEST_PART_ROWS = 1_000_000  # in one file of a run: what a merge holds in memory is a few of these
+LARGEST_PART_BYTES = 512 << 20  # of text
 
 
-def chosen(runs: Sequence[Run], fresh: int) -> int:
+def count_kept_runs(runs: Sequence[Run], fresh: int) -> int:
     """How many of the runs, oldest first, stay as they are when `fresh` bytes come on top.
 
     A run is merged with what is above it once that is half as large: so every byte is written a few times
     at most, and all runs above the oldest come to no more than it.
     """
     stay, above = len(runs), fresh
-    while stay and size(runs[stay - 1]) <= 2 * above:
+    while stay and run_bytes(runs[stay - 1]) <= 2 * above:
         stay -= 1
-        above += size(runs[stay])
+        above += run_bytes(runs[stay])
     return stay
 
 
-def newest_of(tables: Sequence[pa.Table]) -> pa.Table:
+def newest_cells(tables: Sequence[pa.Table]) -> pa.Table:
     """One row per cell, the one of the youngest table that has it; tables oldest first, the result sorted.
 
     Its strings have large offsets: together they may be more than two gigabytes.
@@ -56,7 +56,7 @@ def _repeats(column: pa.ChunkedArray) -> Any:
     return pc.equal(whole.slice(0, len(whole) - 1), whole.slice(1))
 
 
-def twice(tables: Sequence[pa.Table]) -> bytes | None:
+def find_doubled_key(tables: Sequence[pa.Table]) -> bytes | None:
     """A key with a cell that is in the tables more than once, if there is one."""
     fields = pa.schema([LARGE_STATE.field("key"), LARGE_STATE.field("cell")])
     together = pa.concat_tables([table.select(fields.names).cast(fields) for table in tables])
@@ -68,12 +68,12 @@ def twice(tables: Sequence[pa.Table]) -> bytes | None:
     return None if found < 0 else together.column("key")[found].as_py().encode()
 
 
-def living(table: pa.Table) -> pa.Table:
+def drop_deleted(table: pa.Table) -> pa.Table:
     """Without the cells that are gone."""
     return table.filter(pc.invert(table.column("deleted")))
 
 
-def between(table: pa.Table, first: str | None, end: str | None) -> pa.Table:
+def rows_between(table: pa.Table, first: str | None, end: str | None) -> pa.Table:
     """The rows whose key lies from `first` to before `end`, by their bytes."""
     keys = table.column("key")
     mask = pa.array(np.ones(len(table), dtype=bool))
@@ -84,13 +84,13 @@ def between(table: pa.Table, first: str | None, end: str | None) -> pa.Table:
     return table.filter(mask)
 
 
-def pieces(table: pa.Table, most: int = MOST_ROWS) -> Iterator[pa.Table]:
+def split_table(table: pa.Table, most: int = LARGEST_PART_ROWS) -> Iterator[pa.Table]:
     """A sorted table in pieces of about so many rows, and of text; the cells of one key stay together."""
     start = 0
     keys, sizes = table.column("key"), np.cumsum(text_bytes(table))
     while start < len(table):
         before = int(sizes[start - 1]) if start else 0
-        enough = int(np.searchsorted(sizes, before + MOST_BYTES, side="right"))
+        enough = int(np.searchsorted(sizes, before + LARGEST_PART_BYTES, side="right"))
         end = min(start + most, max(start + 1, enough), len(table))
         while end < len(table) and keys[end].as_py() == keys[end - 1].as_py():
             end += 1
@@ -98,7 +98,7 @@ def pieces(table: pa.Table, most: int = MOST_ROWS) -> Iterator[pa.Table]:
         start = end
 
 
-def bounds(run: Run) -> list[tuple[Part, str | None, str | None]]:
+def part_bounds(run: Run) -> list[tuple[Part, str | None, str | None]]:
     """The parts of a run with the keys from which and before which each is the one to look in."""
     firsts: list[str | None] = [None, *(part.first for part in run[1:])]
     return list(zip(run, firsts, [*firsts[1:], None], strict=True))

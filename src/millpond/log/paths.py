@@ -12,7 +12,7 @@
 <app>/rebuild/<id>/…                       all of the above, of an app that rebuilds a step of this one
 savepoint.json                             what a savepoint is, in the place that it was written to
 
-`KINDS` lists them as patterns. Beside these there are only hidden files, whose names begin with a dot and which
+`FILE_KINDS` lists them as patterns. Beside these there are only hidden files, whose names begin with a dot and which
 are never read: a probe whether the place can be written, and files on their way into place.
 """
 
@@ -61,23 +61,23 @@ def check_name(name: object, what: str) -> str:
     return name
 
 
-def safe(name: str, most: int = MOST_ELEMENT) -> str:
+def quote_name(name: str, most: int = MOST_ELEMENT) -> str:
     """A user's name as one path element, readable and reversible.
 
     Other characters than ASCII take three bytes for each of theirs. A name that is then longer than `most` is cut, and
     ends with a hash.
 
-    >>> from millpond.log.paths import safe
-    >>> safe("per minute"), safe("naïve")
+    >>> from millpond.log.paths import quote_name
+    >>> quote_name("per minute"), quote_name("naïve")
     ('per minute', 'na%C3%AFve')
-    >>> len(safe("ж" * 60))
+    >>> len(quote_name("ж" * 60))
     255
     """
     text = quote(name, safe=" !#$&'()+,;=@[]^`{}~")
-    return cut("%2E" + text[1:] if text.startswith(".") else text, most)
+    return cut_name("%2E" + text[1:] if text.startswith(".") else text, most)
 
 
-def cut(quoted: str, most: int) -> str:
+def cut_name(quoted: str, most: int) -> str:
     """A quoted name, if it is not longer than that, or else its beginning and a hash of it."""
     if len(quoted) <= most:
         return quoted
@@ -85,12 +85,12 @@ def cut(quoted: str, most: int) -> str:
     return quoted[: most - len(ending)] + ending
 
 
-def is_cut(element: str) -> bool:
-    """Whether a path element is that of a name that was too long, so that `unsafe` does not give the name back."""
+def is_cut_name(element: str) -> bool:
+    """Return whether a path element is that of a name that was too long: `unquote_name` does not give it back."""
     return _CUT in element
 
 
-def unsafe(element: str) -> str:
+def unquote_name(element: str) -> str:
     """The user's name back from a path element."""
     return unquote(element)
 
@@ -129,7 +129,7 @@ class Paths:
     @property
     def root(self) -> str:
         app, _, shadow = self.app.partition(_SHADOW)
-        return f"{safe(app)}/rebuild/{shadow}" if shadow else safe(app)
+        return f"{quote_name(app)}/rebuild/{shadow}" if shadow else quote_name(app)
 
     @property
     def shadows(self) -> str:
@@ -160,7 +160,7 @@ class Paths:
         return None
 
     def state(self, step: str, partition: int, attempt: Attempt) -> str:
-        return f"{self.root}/steps/{safe(step)}/{partition:05d}/{attempt}.parquet"
+        return f"{self.root}/steps/{quote_name(step)}/{partition:05d}/{attempt}.parquet"
 
     def manifest(self, attempt: Attempt) -> str:
         return f"{self.root}/manifests/{attempt}.json"
@@ -170,7 +170,7 @@ class Paths:
         return f"{self.ledger}/floor"
 
     def output(self, sink: str, partition: int, attempt: Attempt) -> str:
-        return f"{self.root}/outputs/{safe(sink)}/{partition:05d}/{attempt}.parquet"
+        return f"{self.root}/outputs/{quote_name(sink)}/{partition:05d}/{attempt}.parquet"
 
     def exchange(self, attempt: Attempt) -> str:
         return f"{self.exchanges(attempt.batch, attempt.driver)}/{attempt.nonce}"
@@ -179,10 +179,10 @@ class Paths:
         return f"{self.root}/exchange/{batch:020d}-{driver}"
 
     def position(self, stream: str, attempt: Attempt) -> str:
-        return f"{self.root}/positions/{safe(stream)}/{attempt}.json"
+        return f"{self.root}/positions/{quote_name(stream)}/{attempt}.json"
 
     def spark(self, stream: str, attempt: Attempt, file: str) -> str:
-        return f"{self.root}/spark/{safe(stream)}/{attempt}/{file}"
+        return f"{self.root}/spark/{quote_name(stream)}/{attempt}/{file}"
 
 
 @dataclass(frozen=True)
@@ -200,32 +200,32 @@ class FileKind:
     folder: str | None = None  # of files that one batch wrote, below the app's own
 
 
-def _kind(name: str, pattern: str, checksum: Literal["itself", "pointer", "task"], folder: str = "") -> FileKind:
+def _file_kind(name: str, pattern: str, checksum: Literal["itself", "pointer", "task"], folder: str = "") -> FileKind:
     pattern = pattern.replace("<app>", r"[^/]+(?:/rebuild/[^/]+)?").replace("<attempt>", r"\d{20}-[^/]+")
     return FileKind(name, re.compile(pattern), checksum, folder or None)
 
 
-KINDS = (
-    _kind("record", r"<app>/ledger/\d{20}\.json", "itself"),
-    _kind("floor", r"<app>/ledger/floor", "itself"),
-    _kind("heartbeat", r"<app>/heartbeat\.json", "itself"),
-    _kind("savepoint", re.escape(SAVEPOINT), "itself"),
-    _kind("state segment", r"<app>/steps/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "steps"),
-    _kind("output segment", r"<app>/outputs/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "outputs"),
-    _kind("position", r"<app>/positions/[^/]+/<attempt>\.json", "pointer", "positions"),
-    _kind("spark file", r"<app>/spark/[^/]+/<attempt>/.+", "pointer", "spark"),
-    _kind("manifest", r"<app>/manifests/<attempt>\.json", "pointer", "manifests"),
-    _kind("exchange file", r"<app>/exchange/<attempt>/[^/]+", "task", "exchange"),
+FILE_KINDS = (
+    _file_kind("record", r"<app>/ledger/\d{20}\.json", "itself"),
+    _file_kind("floor", r"<app>/ledger/floor", "itself"),
+    _file_kind("heartbeat", r"<app>/heartbeat\.json", "itself"),
+    _file_kind("savepoint", re.escape(SAVEPOINT), "itself"),
+    _file_kind("state segment", r"<app>/steps/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "steps"),
+    _file_kind("output segment", r"<app>/outputs/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "outputs"),
+    _file_kind("position", r"<app>/positions/[^/]+/<attempt>\.json", "pointer", "positions"),
+    _file_kind("spark file", r"<app>/spark/[^/]+/<attempt>/.+", "pointer", "spark"),
+    _file_kind("manifest", r"<app>/manifests/<attempt>\.json", "pointer", "manifests"),
+    _file_kind("exchange file", r"<app>/exchange/<attempt>/[^/]+", "task", "exchange"),
 )
-FOLDERS = tuple(kind.folder for kind in KINDS if kind.folder is not None)
+FOLDERS = tuple(kind.folder for kind in FILE_KINDS if kind.folder is not None)
 
 
-def kind_of(path: str) -> FileKind | None:
+def file_kind(path: str) -> FileKind | None:
     """The kind of a file, by its path below `state_dir` or below a savepoint; None for a file of others.
 
-    >>> from millpond.log.paths import Paths, kind_of
-    >>> kind_of(Paths("orders").record(7)).name
+    >>> from millpond.log.paths import Paths, file_kind
+    >>> file_kind(Paths("orders").record(7)).name
     'record'
-    >>> kind_of("orders/notes.txt")
+    >>> file_kind("orders/notes.txt")
     """
-    return next((kind for kind in KINDS if kind.pattern.fullmatch(path)), None)
+    return next((kind for kind in FILE_KINDS if kind.pattern.fullmatch(path)), None)

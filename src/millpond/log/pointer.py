@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from millpond.errors import Corrupt
 from millpond.log.checked import checksum as checksum
-from millpond.log.paths import unsafe
+from millpond.log.paths import unquote_name
 from millpond.storage import Storage
 
 
@@ -19,13 +19,13 @@ class Pointer(Struct, frozen=True):
     checksum: str
 
 
-def write(storage: Storage, path: str, data: bytes | memoryview, rows: int) -> Pointer:
+def write_file(storage: Storage, path: str, data: bytes | memoryview, rows: int) -> Pointer:
     """Write a file under a name that nothing else has, durably, and point to it."""
     storage.put(path, data)
     return Pointer(path, rows, len(data), checksum(data))
 
 
-def read(storage: Storage, pointer: Pointer) -> bytes:
+def read_file(storage: Storage, pointer: Pointer) -> bytes:
     """The bytes that were written, or `Corrupt`: never other bytes."""
     data = storage.get(pointer.path)
     if data is None:
@@ -44,15 +44,15 @@ def _help(path: str) -> str:
         case [_, "rebuild", *_]:
             return "It belongs to a rebuild of a step: call rebuild again. The app itself has not been changed."
         case [app, "steps", step, partition, name] if name[:20].isdigit():
-            lost = (
-                f"It holds state of step {unsafe(step)!r} in partition {int(partition)}, as of batch {int(name[:20])}"
-            )
+            batch, step = int(name[:20]), unquote_name(step)
+            lost = f"It holds state of step {step!r} in partition {int(partition)}, as of batch {batch}"
             others = (
-                f"roll app {unsafe(app)!r} back to a batch before that one, restore a savepoint, rebuild the step from "
-                "its input, or clear the app"
+                f"roll app {unquote_name(app)!r} back to a batch before that one, restore a savepoint, rebuild the "
+                "step from its input, or clear the app"
             )
         case [_, "outputs", sink, partition, name] if name[:20].isdigit():
-            lost = f"It holds outputs of batch {int(name[:20])} for sink {unsafe(sink)!r}, partition {int(partition)}"
+            batch, sink = int(name[:20]), unquote_name(sink)
+            lost = f"It holds outputs of batch {batch} for sink {sink!r}, partition {int(partition)}"
             others = "drop what is not delivered with app.drop_outputs"
         case [_, "manifests", *_]:
             lost, others = "It says which files hold the state", "roll back to an earlier batch, or restore a savepoint"

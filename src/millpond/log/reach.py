@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from millpond.errors import Corrupt, Unavailable
-from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
-from millpond.log.manifest import Manifest
+from millpond.log.manifest import Manifest, read_manifest
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record
 
@@ -22,7 +21,7 @@ log = logging.getLogger("millpond")
 
 T = TypeVar("T")
 
-ATTEMPTS = 5  # at a read that retention overtakes
+MOST_READ_ATTEMPTS = 5  # at a read that retention overtakes
 
 
 def earlier_manifest(ledger: Ledger, manifest: Pointer, born: int, epoch: int, below: int) -> Record | None:
@@ -50,7 +49,7 @@ def readable_manifest(ledger: Ledger, record: Record) -> Manifest | None:
         if found.manifest is None:
             return None
         try:
-            return manifests.read(ledger.storage, found.manifest)
+            return read_manifest(ledger.storage, found.manifest)
         except Corrupt as error:
             earlier = earlier_manifest(ledger, found.manifest, record.born, record.epoch, found.number)
             if earlier is None:
@@ -95,7 +94,7 @@ def read_beside_retention(ledger: Ledger, read: Callable[[], Iterable[T]], what:
     happens each time, or after something was given already: that cannot be taken back.
     """
     found: Corrupt | None = None
-    for _ in range(ATTEMPTS):
+    for _ in range(MOST_READ_ATTEMPTS):
         floor, has_begun = ledger.floor(), False
         try:
             for each in read():

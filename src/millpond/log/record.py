@@ -17,11 +17,11 @@ import msgspec
 from msgspec import Struct, field
 
 from millpond.errors import Incompatible
-from millpond.log import checked
+from millpond.log.checked import pack_checked, unpack_checked
 from millpond.log.pointer import Pointer
 
 FORMAT = 2
-READABLE = (1, 2)  # format 1 has no attempt in the ids of its deliveries
+READABLE_FORMATS = (1, 2)  # format 1 has no attempt in the ids of its deliveries
 
 # Records of older versions do not say which places their state has used: the batch numbers of any app that the state
 # was ever restored from. This is beyond all of them, and has room for as many again in the 12 digits of a cell's name.
@@ -187,19 +187,19 @@ _CHECKSUM = len(b'{"checksum":"')
 _decoder = msgspec.json.Decoder(Record)
 
 
-def pack(record: Record) -> tuple[Record, bytes]:
+def pack_record(record: Record) -> tuple[Record, bytes]:
     """The record with its checksum, and its bytes."""
-    data = checked.pack(msgspec.structs.replace(record, checksum=""))
+    data = pack_checked(msgspec.structs.replace(record, checksum=""))
     return msgspec.structs.replace(record, checksum=data[_CHECKSUM : _CHECKSUM + 32].decode()), data
 
 
-def unpack(data: bytes, where: str) -> Record:
+def unpack_record(data: bytes, where: str) -> Record:
     """The record that these bytes hold, whole and unharmed, or `Corrupt`."""
-    found = msgspec.json.decode(checked.unpack(data, where, help=_WAY_OUT)).get("format")
-    if found not in READABLE:
+    found = msgspec.json.decode(unpack_checked(data, where, help=_WAY_OUT)).get("format")
+    if found not in READABLE_FORMATS:
         raise Incompatible(
-            f"{where} has format {found}, and this version of Millpond reads formats {READABLE[0]} to {READABLE[-1]}: "
-            "upgrade Millpond."
+            f"{where} has format {found}, and this version of Millpond reads formats {READABLE_FORMATS[0]} to "
+            f"{READABLE_FORMATS[-1]}: upgrade Millpond."
         )
     return _decoder.decode(data)
 

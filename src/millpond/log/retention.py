@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from millpond.errors import Corrupt, InvalidUse
-from millpond.log import manifest as manifests
 from millpond.log.ledger import Ledger
+from millpond.log.manifest import read_manifest
 from millpond.log.paths import FOLDERS
 from millpond.log.pointer import Pointer
 from millpond.log.reach import is_kept
@@ -23,7 +23,7 @@ from millpond.storage import Storage
 from millpond.storage.base import FolderStorage
 from millpond.timing import seconds
 
-JUMPS = 4  # a jump of the clock counts as this part of the duration that is kept
+CLOCK_JUMP_PARTS = 4  # a jump of the clock counts as this part of the duration that is kept
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Keep:
     seconds: float = 0.0
 
 
-def keeping(keep: int | str | timedelta, where: str) -> Keep:
+def parse_keep(keep: int | str | timedelta, where: str) -> Keep:
     """What a user says of it: so many batches, or a duration."""
     if type(keep) is not int:
         return Keep(1, seconds(keep, where))
@@ -43,7 +43,7 @@ def keeping(keep: int | str | timedelta, where: str) -> Keep:
     return Keep(keep)
 
 
-def files_of(record: Record) -> Iterator[Pointer]:
+def record_files(record: Record) -> Iterator[Pointer]:
     """Every file that a record names by itself."""
     for named in (record.segments, record.outputs):
         for parts in named.values():
@@ -63,7 +63,7 @@ def carried_files(record: Record) -> Iterator[Pointer]:
         yield record.manifest
 
 
-class Carried:
+class CarriedFiles:
     """What the records of a ledger name beside their own segments: positions, Spark's checkpoint files, manifests.
 
     Records never change, so each is read once, and only where these files change is it remembered.
@@ -95,11 +95,11 @@ def next_floor(ledger: Ledger, newest: Record, keep: Keep) -> int:
     if oldest is None or oldest.manifest is None:
         return newest.floor
     # Every record from `oldest` on is its manifest and the records after that.
-    first = manifests.read(ledger.storage, oldest.manifest).upto + 1
+    first = read_manifest(ledger.storage, oldest.manifest).upto + 1
     return first if first > max(ledger.floor(newest), newest.born) else newest.floor
 
 
-def prune(storage: Storage, ledger: Ledger, newest: Record, carried: Carried) -> None:
+def prune(storage: Storage, ledger: Ledger, newest: Record, carried: CarriedFiles) -> None:
     """Remove what lies below the floor that the newest record, the caller's own, states."""
     floor, paths = newest.floor, ledger.paths
     numbers = ledger.numbers()
@@ -108,18 +108,18 @@ def prune(storage: Storage, ledger: Ledger, newest: Record, carried: Carried) ->
     ledger.raise_floor(floor)
     files = (item.path for folder in FOLDERS for item in storage.list(f"{paths.root}/{folder}"))
     old = [path for path in files if (batch := paths.batch(path)) is not None and batch < floor]
-    needed = _named(ledger, carried.since(max(floor, newest.born), newest), floor)
+    needed = _needed_paths(ledger, carried.since(max(floor, newest.born), newest), floor)
     ledger.still_owned(newest)
     storage.delete([path for path in old if path not in needed])
     storage.delete([paths.record(number) for number in numbers if number < floor])  # last: the rest is found by them
 
 
-def _named(ledger: Ledger, files: set[Pointer], floor: int) -> set[str]:
+def _needed_paths(ledger: Ledger, files: set[Pointer], floor: int) -> set[str]:
     """The paths of these files, and of what the manifests among them name, if they are within reach."""
     found = {file.path for file in files}
     for file in files:
         if file.path.startswith(f"{ledger.paths.root}/manifests/") and is_kept(ledger, file, floor):
-            found |= {part.path for part in manifests.read(ledger.storage, file).files()}
+            found |= {part.path for part in read_manifest(ledger.storage, file).files()}
     return found
 
 
@@ -133,23 +133,23 @@ def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
         if any(newest.deliveries.get(sink, record.number) < record.number for sink in record.outputs):
             number = record.number
             break
-    wanted = ledger.read(max(first, min([number, *_rolled_back(ledger, newest)])))
+    wanted = ledger.read(max(first, min([number, *_rolled_back_starts(ledger, newest)])))
     if not keep.seconds or wanted is None:
         return wanted
-    longest = keep.seconds / JUMPS
+    longest = keep.seconds / CLOCK_JUMP_PARTS
     enough = keep.seconds + longest  # so that a clock that has jumped once makes nothing old before its time
-    age = _passed(ledger, wanted, newest, longest)
+    age = _seconds_between(ledger, wanted, newest, longest)
     step = 1  # a few records more than asked for may stay, but not all need be read
     while wanted.number > first and age <= enough:
         older = ledger.read(max(first, wanted.number - step))
         if older is None:
             return None
-        age += _passed(ledger, older, wanted, longest)
+        age += _seconds_between(ledger, older, wanted, longest)
         wanted, step = older, min(2 * step, 50)
     return wanted
 
 
-def _rolled_back(ledger: Ledger, newest: Record) -> Iterator[int]:
+def _rolled_back_starts(ledger: Ledger, newest: Record) -> Iterator[int]:
     """Where the ranges of records begin that were rolled back, and whose deliveries are not void in their targets yet.
 
     Not those of a sink that is gone from the program: it may never come back.
@@ -161,7 +161,7 @@ def _rolled_back(ledger: Ledger, newest: Record) -> Iterator[int]:
                 yield begin
 
 
-def _passed(ledger: Ledger, older: Record, newer: Record, longest: float) -> float:
+def _seconds_between(ledger: Ledger, older: Record, newer: Record, longest: float) -> float:
     """Seconds from one record to a later one, by the times in them, as far as these can be trusted.
 
     The clock of a machine may be set years ahead and back again. So no two neighbours are taken to be more than
@@ -174,10 +174,10 @@ def _passed(ledger: Ledger, older: Record, newer: Record, longest: float) -> flo
     middle = ledger.read((older.number + newer.number) // 2)
     if middle is None:
         return longest
-    return _passed(ledger, older, middle, longest) + _passed(ledger, middle, newer, longest)
+    return _seconds_between(ledger, older, middle, longest) + _seconds_between(ledger, middle, newer, longest)
 
 
-def orphans(storage: Storage, ledger: Ledger, before: int, driver: str = "") -> list[str]:
+def find_orphans(storage: Storage, ledger: Ledger, before: int, driver: str = "") -> list[str]:
     """Files of batches before a record that nothing names: of attempts that failed. What `driver` wrote is left alone.
 
     Records are read after the files are listed: what is named by then is no orphan. `Corrupt` if a record or a
@@ -194,13 +194,13 @@ def orphans(storage: Storage, ledger: Ledger, before: int, driver: str = "") -> 
     for number in sorted({*numbers, *range(max(floor, newest.born), newest.number + 1)}):
         record = ledger.read(number)
         if record is not None:
-            named |= set(files_of(record))
+            named |= set(record_files(record))
         elif number >= floor:
             raise Corrupt(
                 f"{storage.url}: ledger record {paths.record(number)} is missing: expected all records from "
                 f"{floor} to {newest.number}. Put it back from a copy of the state directory. No file was removed."
             )
-    needed = _named(ledger, named, floor)
+    needed = _needed_paths(ledger, named, floor)
     return [
         path
         for path in listed

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,25 +19,23 @@ import pyarrow as pa
 from millpond.clock import new_id
 from millpond.codec import decode_key, partitions_of
 from millpond.errors import Incompatible
-from millpond.log import manifest as manifests
 from millpond.log import merge_runs as merge
 from millpond.log import pointer, segment
+from millpond.log.jobs import When
 from millpond.log.ledger import Ledger
-from millpond.log.manifest import Manifest, Part, Run, Runs
+from millpond.log.manifest import MANIFEST_FORMAT, Manifest, Part, Run, Runs, write_manifest
 from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer
 from millpond.log.reach import readable_manifest
 from millpond.log.record import Record
-from millpond.log.segment import STATE, Change, Origin
+from millpond.log.segment import STATE, Change, SegmentOrigin
 from millpond.storage import Storage
-
-When = Literal["before", "during", "after"]
 
 Upgrade = Callable[[list[Change]], list[Change]]  # the cells of one key to the cells that take their place
 
 
 @dataclass(frozen=True)
-class Reshape:
+class RewriteJob:
     """The work of one partition: the state of its steps, and where it is to go."""
 
     app: str
@@ -48,23 +46,23 @@ class Reshape:
     steps: dict[str, tuple[str, list[Run], list[Pointer]]]  # old name → new name, runs, fresh segments
 
 
-Reshaped = dict[str, dict[int, list[Run]]]  # step → partition → runs
+RewrittenRuns = dict[str, dict[int, list[Run]]]  # step → partition → runs
 
 
-def reshaped(storage: Storage, work: Reshape, upgrades: Mapping[str, Upgrade]) -> Reshaped:
+def rewrite_partition(storage: Storage, work: RewriteJob, upgrades: Mapping[str, Upgrade]) -> RewrittenRuns:
     """Do the work; runs in a task, and writes under names of its own."""
-    found: Reshaped = {}
+    found: RewrittenRuns = {}
     for old, (name, runs, fresh) in work.steps.items():
         upgrade = upgrades.get(old)
         if upgrade is None and not work.moves:
             found[name] = {work.partition: _on_top(storage, work, name, runs, fresh)}
             continue
         parts: dict[int, list[Run]] = {}
-        for table in whole(storage, runs, fresh):
+        for table in read_living_cells(storage, runs, fresh):
             if upgrade is not None:
-                table = _upgraded(table, upgrade)
-            for partition, mine in _parted(table, work.partitions):
-                run = list(_written(storage, work, name, partition, mine))
+                table = _upgrade_table(table, upgrade)
+            for partition, mine in _split_by_partition(table, work.partitions):
+                run = list(_write_parts(storage, work, name, partition, mine))
                 if upgrade is None and partition in parts:
                     parts[partition][-1] += run  # the keys go on where those of the last table ended
                 else:
@@ -73,48 +71,48 @@ def reshaped(storage: Storage, work: Reshape, upgrades: Mapping[str, Upgrade]) -
     return found
 
 
-def _on_top(storage: Storage, work: Reshape, name: str, runs: list[Run], fresh: list[Pointer]) -> list[Run]:
+def _on_top(storage: Storage, work: RewriteJob, name: str, runs: list[Run], fresh: list[Pointer]) -> list[Run]:
     """What was compacted stays as it is; what was not becomes one more run."""
     if not fresh:
         return runs
-    table = merge.newest_of([segment.state_table(pointer.read(storage, file)) for file in fresh])
-    run = list(_written(storage, work, name, work.partition, table if runs else merge.living(table)))
+    table = merge.newest_cells([segment.state_table(pointer.read_file(storage, file)) for file in fresh])
+    run = list(_write_parts(storage, work, name, work.partition, table if runs else merge.drop_deleted(table)))
     return [*runs, run] if run else runs
 
 
-def whole(storage: Storage, runs: list[Run], fresh: list[Pointer]) -> Iterator[pa.Table]:
+def read_living_cells(storage: Storage, runs: list[Run], fresh: list[Pointer]) -> Iterator[pa.Table]:
     """All living cells of a step in one partition, some at a time, in the order of their keys."""
 
     def table(file: Pointer) -> pa.Table:
-        return segment.state_table(pointer.read(storage, file))
+        return segment.state_table(pointer.read_file(storage, file))
 
-    above = merge.newest_of(
+    above = merge.newest_cells(
         [table(part.file) for run in runs[1:] for part in run] + [table(file) for file in fresh] or [_EMPTY]
     )
     if not runs:
-        yield merge.living(above)
+        yield merge.drop_deleted(above)
         return
-    for part, first, end in merge.bounds(runs[0]):
-        yield merge.living(merge.newest_of([table(part.file), merge.between(above, first, end)]))
+    for part, first, end in merge.part_bounds(runs[0]):
+        yield merge.drop_deleted(merge.newest_cells([table(part.file), merge.rows_between(above, first, end)]))
 
 
 _EMPTY = STATE.empty_table()
 
 
-def _upgraded(table: pa.Table, upgrade: Upgrade) -> pa.Table:
+def _upgrade_table(table: pa.Table, upgrade: Upgrade) -> pa.Table:
     changes: list[Change] = []
     mine: list[Change] = []
-    for change in segment.changes_of(table):
+    for change in segment.read_changes(table):
         if mine and mine[0].key != change.key:
             changes += upgrade(mine)
             mine = []
         mine.append(change)
     if mine:
         changes += upgrade(mine)
-    return segment.table_of(sorted(changes))
+    return segment.changes_table(sorted(changes))
 
 
-def _parted(table: pa.Table, partitions: int) -> Iterator[tuple[int, pa.Table]]:
+def _split_by_partition(table: pa.Table, partitions: int) -> Iterator[tuple[int, pa.Table]]:
     keys = table.column("key").cast(pa.large_binary()).to_pylist()
     owner = np.asarray(partitions_of(keys, partitions))
     for partition in range(partitions):
@@ -123,12 +121,12 @@ def _parted(table: pa.Table, partitions: int) -> Iterator[tuple[int, pa.Table]]:
             yield partition, table.take(pa.array(mine))
 
 
-def _written(storage: Storage, work: Reshape, name: str, partition: int, table: pa.Table) -> Iterator[Part]:
-    for piece in merge.pieces(table):
+def _write_parts(storage: Storage, work: RewriteJob, name: str, partition: int, table: pa.Table) -> Iterator[Part]:
+    for piece in merge.split_table(table):
         attempt = Attempt(work.attempt.batch, work.attempt.driver, new_id())
         path = Paths(work.app).state(name, partition, attempt)
-        origin = Origin(work.app, name, partition, attempt.batch)
-        file = pointer.write(storage, path, segment.pack_table(piece, origin), len(piece))
+        origin = SegmentOrigin(work.app, name, partition, attempt.batch)
+        file = pointer.write_file(storage, path, segment.pack_table(piece, origin), len(piece))
         yield Part(file, piece.column("key")[0].as_py())
 
 
@@ -142,12 +140,12 @@ class Rewriter:
     driver: str
     at: Callable[[When], None] = field(default=lambda when: None)
 
-    def works(
+    def plan_jobs(
         self, of: Record, last: Record, *, partitions: int | None = None, names: Mapping[str, str] | None = None
-    ) -> list[Reshape]:
+    ) -> list[RewriteJob]:
         """What there is to do to have the state of one record in the place of that of the last."""
         names, count = names or {}, partitions or of.partitions
-        held = readable_manifest(self.ledger, of) or Manifest(manifests.FORMAT, of.app, of.born - 1, "")
+        held = readable_manifest(self.ledger, of) or Manifest(MANIFEST_FORMAT, of.app, of.born - 1, "")
         found: dict[int, dict[str, tuple[str, list[Run], list[Pointer]]]] = {}
         for step, parts in held.runs.items():
             for partition, runs in parts.items():
@@ -159,32 +157,32 @@ class Rewriter:
                     mine.setdefault(step, (names.get(step, step), [], []))[2].extend(files)
         attempt = Attempt(last.number + 1, self.driver, "")
         moves = count != of.partitions
-        return [Reshape(of.app, p, count, moves, attempt, steps) for p, steps in sorted(found.items())]
+        return [RewriteJob(of.app, p, count, moves, attempt, steps) for p, steps in sorted(found.items())]
 
-    def done(self, works: list[Reshape], last: Record, upgrades: Mapping[str, Upgrade] | None = None) -> Pointer:
+    def rewrite(self, works: list[RewriteJob], last: Record, upgrades: Mapping[str, Upgrade] | None = None) -> Pointer:
         """Do it. The manifest stands for the state at `last`, whose place in the log it takes."""
         self.at("before")
-        results = self.each(partial(reshaped, upgrades=dict(upgrades or {})), works) if works else []
+        results = self.each(partial(rewrite_partition, upgrades=dict(upgrades or {})), works) if works else []
         self.at("during")
         runs: Runs = {}
         for result in results:
             for step, parts in result.items():
                 for partition, found in parts.items():
                     runs.setdefault(step, {}).setdefault(partition, []).extend(found)
-        self._each_once(
+        self._check_keys_differ(
             runs, {name for work in works for old, (name, *_) in work.steps.items() if old in (upgrades or {})}
         )
         path = Paths(last.app).manifest(Attempt(last.number + 1, self.driver, new_id()))
-        made = Manifest(manifests.FORMAT, last.app, last.number, last.checksum, runs)
-        found_pointer = manifests.write(self.storage, path, made)
+        made = Manifest(MANIFEST_FORMAT, last.app, last.number, last.checksum, runs)
+        found_pointer = write_manifest(self.storage, path, made)
         self.at("after")
         return found_pointer
 
-    def _each_once(self, runs: Runs, steps: set[str]) -> None:
+    def _check_keys_differ(self, runs: Runs, steps: set[str]) -> None:
         """A migration that makes one key of two would lose what one of them held."""
         for step in sorted(steps):
             parts = list(runs.get(step, {}).values())
-            doubled = [key for key in (self.each(twice, parts) if parts else []) if key is not None]
+            doubled = [key for key in (self.each(find_doubled_key_in, parts) if parts else []) if key is not None]
             if doubled:
                 key = decode_key(doubled[0])
                 raise Incompatible(
@@ -193,12 +191,12 @@ class Rewriter:
                 )
 
 
-def twice(storage: Storage, runs: list[Run]) -> bytes | None:
+def find_doubled_key_in(storage: Storage, runs: list[Run]) -> bytes | None:
     """A key with a cell that is in the runs more than once, if there is one."""
-    tables = [segment.state_table(pointer.read(storage, part.file)) for run in runs for part in run]
-    return merge.twice(tables) if tables else None
+    tables = [segment.state_table(pointer.read_file(storage, part.file)) for run in runs for part in run]
+    return merge.find_doubled_key(tables) if tables else None
 
 
-def fields(manifest: Pointer, last: Record, why: str, **own: Any) -> dict[str, Any]:
+def rewrite_fields(manifest: Pointer, last: Record, why: str, **own: Any) -> dict[str, Any]:
     """What a record that rewrites the state says."""
     return {"manifest": manifest, "epoch": last.number + 1, "why": why, **own}

@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-FORMAT = "1"
+SEGMENT_FORMAT = "1"
 MOST_TEXT = (1 << 31) - 1  # bytes in one Arrow array of strings: its offsets have 32 bits
 
-Block: TypeAlias = bytes | pa.StringArray  # encoded values: lines of text, each with its end, or a column of them
+TextBlock: TypeAlias = bytes | pa.StringArray  # encoded values: lines of text, each with its end, or a column of them
 
 STATE = pa.schema(
     [
@@ -59,7 +59,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Origin:
+class SegmentOrigin:
     """What a segment says of itself, for people and tools that find it without the ledger."""
 
     app: str
@@ -69,7 +69,7 @@ class Origin:
 
     def metadata(self) -> dict[str, str]:
         return {
-            "millpond.format": FORMAT,
+            "millpond.format": SEGMENT_FORMAT,
             "millpond.app": self.app,
             "millpond.of": self.of,
             "millpond.partition": str(self.partition),
@@ -77,14 +77,14 @@ class Origin:
         }
 
 
-def _parquet(table: pa.Table, origin: Origin) -> memoryview:
+def _to_parquet(table: pa.Table, origin: SegmentOrigin) -> memoryview:
     table = table.replace_schema_metadata(origin.metadata())
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="lz4", use_dictionary=False, write_statistics=[table.column_names[0]])
     return memoryview(sink.getvalue())
 
 
-def _text(values: Sequence[bytes | None]) -> Any:
+def _text_array(values: Sequence[bytes | None]) -> Any:
     # Every value comes out of the codec, so it is UTF-8 already.
     found = pa.array(values, pa.binary())
     if isinstance(found, pa.ChunkedArray):  # more than two gigabytes of them
@@ -92,32 +92,39 @@ def _text(values: Sequence[bytes | None]) -> Any:
     return found.view(pa.string())
 
 
-def table_of(changes: Sequence[Change]) -> pa.Table:
+def changes_table(changes: Sequence[Change]) -> pa.Table:
     """Changes, sorted by key and cell, as a table."""
     keys, cells, values, dues, walls = zip(*changes, strict=True) if changes else ((), (), (), (), ())
-    written, whole = _text(values), pa.int64()
-    columns = [_text(keys), _text(cells), written, written.is_null(), pa.array(dues, whole), pa.array(walls, whole)]
+    written, whole = _text_array(values), pa.int64()
+    columns = [
+        _text_array(keys),
+        _text_array(cells),
+        written,
+        written.is_null(),
+        pa.array(dues, whole),
+        pa.array(walls, whole),
+    ]
     return pa.Table.from_arrays(columns, schema=STATE)
 
 
-def pack_state(changes: Sequence[Change], origin: Origin) -> memoryview:
+def pack_state(changes: Sequence[Change], origin: SegmentOrigin) -> memoryview:
     """Changes, sorted by key and cell, as a Parquet file."""
-    return _parquet(table_of(changes), origin)
+    return _to_parquet(changes_table(changes), origin)
 
 
 def state_table(data: bytes) -> pa.Table:
     """A state segment as a table."""
-    return _opened(data).read(use_threads=False)
+    return _open_parquet(data).read(use_threads=False)
 
 
-def _opened(data: bytes) -> pq.ParquetFile:
+def _open_parquet(data: bytes) -> pq.ParquetFile:
     # `pq.read_table` takes it for a dataset, whose threads have made processes abort that were about to end.
     return pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
 
 
-def pack_table(table: pa.Table, origin: Origin) -> memoryview:
+def pack_table(table: pa.Table, origin: SegmentOrigin) -> memoryview:
     """A table of state, sorted by key and cell, as a Parquet file."""
-    return _parquet(_narrowed(table), origin)
+    return _to_parquet(_with_file_types(table), origin)
 
 
 def text_bytes(table: pa.Table) -> np.ndarray[Any, Any]:
@@ -128,11 +135,11 @@ def text_bytes(table: pa.Table) -> np.ndarray[Any, Any]:
     return found
 
 
-def _narrowed(table: pa.Table) -> pa.Table:
+def _with_file_types(table: pa.Table) -> pa.Table:
     """A table of state with the types of its files, in as many chunks as they need."""
     if table.schema.types == STATE.types:
         return table
-    ends = _split(np.cumsum(text_bytes(table)))
+    ends = _cut_points(np.cumsum(text_bytes(table)))
     starts = [0, *ends[:-1]]
     parts = [_cast(table.slice(start, end - start)) for start, end in zip(starts, ends, strict=True)]
     return pa.concat_tables(parts) if parts else STATE.empty_table()
@@ -145,7 +152,7 @@ def _cast(table: pa.Table) -> pa.Table:
         return table.take(pa.array(np.arange(len(table)))).cast(STATE)
 
 
-def _split(sizes: np.ndarray[Any, Any]) -> list[int]:
+def _cut_points(sizes: np.ndarray[Any, Any]) -> list[int]:
     """Where to cut rows so that no part holds more than `MOST_TEXT` bytes; `sizes` is how many there are up to each."""
     ends, done = [], 0
     while done < len(sizes):
@@ -157,36 +164,38 @@ def _split(sizes: np.ndarray[Any, Any]) -> list[int]:
 
 def unpack_state(data: bytes) -> list[Change]:
     """The changes of a state segment, in its order."""
-    return changes_of(state_table(data))
+    return read_changes(state_table(data))
 
 
-def changes_of(table: pa.Table) -> list[Change]:
+def read_changes(table: pa.Table) -> list[Change]:
     """The rows of a table of state."""
-    columns: list[list[Any]] = [_bytes(table.column(name)) for name in ("key", "cell", "value")]
+    columns: list[list[Any]] = [_column_bytes(table.column(name)) for name in ("key", "cell", "value")]
     for name in ("due", "wall"):
         column = table.column(name)
         columns.append([None] * len(column) if column.null_count == len(column) else column.to_pylist())
     return list(map(Change._make, zip(*columns, strict=True)))
 
 
-def pack_outputs(orders: Iterable[int] | np.ndarray[Any, Any], blocks: Sequence[Block], origin: Origin) -> memoryview:
+def pack_outputs(
+    orders: Iterable[int] | np.ndarray[Any, Any], blocks: Sequence[TextBlock], origin: SegmentOrigin
+) -> memoryview:
     """Encoded outputs, in blocks, with the places of the rows that caused them, as a Parquet file."""
-    texts = [text for block in blocks for text in (_columns_of(block) if isinstance(block, bytes) else [block])]
+    texts = [text for block in blocks for text in (_text_columns(block) if isinstance(block, bytes) else [block])]
     columns = [pa.array(orders, pa.int64()), pa.chunked_array(texts, pa.string())]
-    return _parquet(pa.Table.from_arrays(columns, schema=OUTPUT), origin)
+    return _to_parquet(pa.Table.from_arrays(columns, schema=OUTPUT), origin)
 
 
-def _columns_of(lines: bytes) -> list[pa.StringArray]:
+def _text_columns(lines: bytes) -> list[pa.StringArray]:
     """The same as `column_of`, for any number of bytes."""
     if len(lines) <= MOST_TEXT:
-        return [column_of(lines)]
+        return [text_column(lines)]
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")) + 1
-    stops = [int(ends[stop - 1]) for stop in _split(ends)]
+    stops = [int(ends[stop - 1]) for stop in _cut_points(ends)]
     starts = [0, *stops[:-1]]
-    return [column_of(lines[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+    return [text_column(lines[start:stop]) for start, stop in zip(starts, stops, strict=True)]
 
 
-def column_of(lines: bytes) -> pa.StringArray:
+def text_column(lines: bytes) -> pa.StringArray:
     """Lines of text as a column, without an object for each; there are fewer than two gigabytes of them."""
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
     places = np.zeros(len(ends) + 1, np.int32)
@@ -197,12 +206,12 @@ def column_of(lines: bytes) -> pa.StringArray:
 
 def unpack_outputs(data: bytes) -> tuple[np.ndarray[Any, Any], list[bytes]]:
     """The places and the encoded rows of an output segment, in its order."""
-    table = _opened(data).read(use_threads=False)
-    rows = _bytes(table.column("row"))
+    table = _open_parquet(data).read(use_threads=False)
+    rows = _column_bytes(table.column("row"))
     return table.column("order").to_numpy(), rows  # type: ignore[return-value]
 
 
-def _bytes(column: pa.ChunkedArray) -> list[bytes | None]:
+def _column_bytes(column: pa.ChunkedArray) -> list[bytes | None]:
     kind = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
     values: list[bytes | None] = column.cast(kind).to_pylist()
     return values
@@ -210,10 +219,10 @@ def _bytes(column: pa.ChunkedArray) -> list[bytes | None]:
 
 def unpack_key(data: bytes, key: bytes) -> list[Change]:
     """The changes of one key in a state segment."""
-    file, wanted = _opened(data), key.decode()
+    file, wanted = _open_parquet(data), key.decode()
     groups = [i for i in range(file.metadata.num_row_groups) if _may_hold(file.metadata.row_group(i), wanted)]
     table = file.read_row_groups(groups, use_threads=False)
-    return changes_of(table.filter(pc.equal(table.column("key"), wanted)))
+    return read_changes(table.filter(pc.equal(table.column("key"), wanted)))
 
 
 def _may_hold(group: Any, key: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millpond.errors import InvalidUse
-from millpond.log.rewrite import fields
+from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.stopped_app import StoppedApp, describe_amount, detect_fencing
 from millpond.maintenance.void_outputs import give_up_outputs, undelivered_ranges
 from millpond.pipeline.graph import Program
@@ -15,17 +15,17 @@ def drop_step_state(app: StoppedApp, step: str, *, dry_run: bool = False) -> str
     last = app.newest("drop_step")
     if step not in last.steps:
         raise InvalidUse(f"drop_step: app {app.name!r} has no state of {step!r}; it has: {', '.join(last.steps)}")
-    jobs = app.rewriter.works(last, last)
+    jobs = app.rewriter.plan_jobs(last, last)
     text = f"step {step}: {describe_amount(jobs, step)}"
     if dry_run:
         return text
     last = app.write("claim", last)  # right after the record that was looked at, or `Fenced`
-    jobs = app.rewriter.works(last, last)
+    jobs = app.rewriter.plan_jobs(last, last)
     for job in jobs:
         job.steps.pop(step, None)
-    manifest = app.rewriter.done(jobs, last)
+    manifest = app.rewriter.rewrite(jobs, last)
     others = {name: {s: v for s, v in getattr(last, name).items() if s != step} for name in ("steps", "reached", "due")}
-    app.write("release", app.write("rewrite", last, **fields(manifest, last, f"drop {step}", **others)))
+    app.write("release", app.write("rewrite", last, **rewrite_fields(manifest, last, f"drop {step}", **others)))
     return text
 
 

@@ -18,16 +18,15 @@ from millpond.driver.heartbeat_thread import HeartbeatThread
 from millpond.driver.runtime import Runtime
 from millpond.driver.settings import DriverSettings
 from millpond.errors import InvalidUse
-from millpond.log import manifest as manifests
 from millpond.log import pointer
 from millpond.log.heartbeat import seems_running
 from millpond.log.ledger import Ledger
-from millpond.log.manifest import Manifest, Part, Run
+from millpond.log.manifest import MANIFEST_FORMAT, Manifest, Part, Run, read_manifest, write_manifest
 from millpond.log.paths import Attempt, Paths, shadow_of
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record
-from millpond.log.rewrite import fields
-from millpond.maintenance.replay import Replay, history
+from millpond.log.rewrite import rewrite_fields
+from millpond.maintenance.replay import Replay, find_history
 from millpond.maintenance.stopped_app import At, StoppedApp
 from millpond.pipeline.graph import Deliver, Program
 from millpond.sinks.base import Sink
@@ -92,7 +91,7 @@ class Rebuild:
 
     def run(self, runtime: Runtime) -> None:
         """Run all batches of the app up to the one that was its newest when the rebuild began."""
-        base, commits = history(self.ledger, self.target)
+        base, commits = find_history(self.ledger, self.target)
         settings = replace(self.settings, partitions=self.target.partitions)
         driver = Replay.start(self.program, runtime, self.storage, self.clock, settings)
         self._running.enter_context(HeartbeatThread(self.storage, driver.owner, self.clock))
@@ -108,7 +107,7 @@ class Rebuild:
                 )
                 driver.catch_up(base, Limit(MOST_ROWS, MOST_BYTES))
             for number in commits:
-                driver.again(self._record(number), self._record(number - 1))
+                driver.run_again(self._record(number), self._record(number - 1))
             driver.release()
         finally:
             driver.close()
@@ -124,7 +123,7 @@ class Rebuild:
             {encode_key(key): value for key, value in view(app, batch, then).items()}
             for app, batch in ((self.app, self.target.number), (self.shadow, None))
         )
-        return Rebuilt(different(live, made), self.target.number, self.unknown)
+        return Rebuilt(find_differences(live, made), self.target.number, self.unknown)
 
     def switch_to_rebuilt(self, at: At | None = None, force: bool = False) -> None:
         """Put the rebuilt state in the place of the live one, in one commit, if the app has not gone on since."""
@@ -140,14 +139,14 @@ class Rebuild:
                     f"state is that of batch {self.target.number}, and the newest is {record.number}. Stop the app and "
                     "call rebuild again; nothing was changed."
                 )
-        jobs = app.rewriter.works(last, last)
+        jobs = app.rewriter.plan_jobs(last, last)
         for job in jobs:
             job.steps.pop(self.step, None)
-        manifest = manifests.read(self.storage, app.rewriter.done(jobs, last))
+        manifest = read_manifest(self.storage, app.rewriter.rewrite(jobs, last))
         copied = self._copy_segments(app, shadow, last.number + 1)
         runs = {**manifest.runs, self.step: copied}
         path = Paths(self.app).manifest(Attempt(last.number + 1, app.id, new_id()))
-        made = Manifest(manifests.FORMAT, self.app, last.number, last.checksum, runs)
+        made = Manifest(MANIFEST_FORMAT, self.app, last.number, last.checksum, runs)
         taken = {name: {**getattr(last, name)} for name in ("reached", "due", "steps")}
         for name, held in taken.items():
             held.pop(self.step, None)
@@ -155,7 +154,7 @@ class Rebuild:
                 held[self.step] = getattr(shadow, name)[self.step]
         arrivals = max(last.arrivals, shadow.arrival - last.number)
         text = f"rebuild {self.step}"
-        own = fields(manifests.write(self.storage, path, made), last, text, arrivals=arrivals, **taken)
+        own = rewrite_fields(write_manifest(self.storage, path, made), last, text, arrivals=arrivals, **taken)
         app.write("release", app.write("rewrite", last, **own))
 
     def _copy_segments(self, app: StoppedApp, shadow: Record, number: int) -> dict[int, list[Run]]:
@@ -165,9 +164,9 @@ class Rebuild:
 
         def copy(partition: int, file: Pointer) -> Pointer:
             path = Paths(self.app).state(self.step, partition, Attempt(number, app.id, new_id()))
-            return pointer.write(self.storage, path, pointer.read(self.storage, file), file.rows)
+            return pointer.write_file(self.storage, path, pointer.read_file(self.storage, file), file.rows)
 
-        for job in shadow_app.rewriter.works(shadow, shadow):
+        for job in shadow_app.rewriter.plan_jobs(shadow, shadow):
             if self.step in job.steps:
                 _, runs, fresh = job.steps[self.step]
                 parts = [[Part(copy(job.partition, part.file), part.first) for part in run] for run in runs]
@@ -189,7 +188,7 @@ def with_silent_sinks(program: Program, app: str, sink: Sink) -> Program:
     return replace(program, app=app, nodes=tuple(nodes))
 
 
-def forget_shadows(storage: Storage, app: str, clock: Clock) -> list[str]:
+def remove_dead_shadows(storage: Storage, app: str, clock: Clock) -> list[str]:
     """Remove what rebuilds that died have left; the names of their shadows."""
     below = Paths(app).shadows
     ids = sorted({item.path[len(below) + 1 :].split("/")[0] for item in storage.list(below)})
@@ -204,7 +203,7 @@ def remove_shadow(storage: Storage, shadow: str) -> None:
     storage.delete([item.path for item in storage.list(Paths(shadow).root)])
 
 
-def different(live: dict[bytes, Any], rebuilt: dict[bytes, Any]) -> Iterator[Difference]:
+def find_differences(live: dict[bytes, Any], rebuilt: dict[bytes, Any]) -> Iterator[Difference]:
     """Where two states of a step, by encoded key, are not equal."""
     for key in sorted(live.keys() | rebuilt.keys()):
         one, other = live.get(key), rebuilt.get(key)

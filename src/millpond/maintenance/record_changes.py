@@ -36,13 +36,13 @@ def _read_step(storage: Storage, records: Iterable[Record], step: str) -> Iterat
 
 def _read_changes(storage: Storage, files: Iterable[Pointer]) -> Iterator[Change]:
     for file in files:
-        yield from segment.unpack_state(pointer.read(storage, file))
+        yield from segment.unpack_state(pointer.read_file(storage, file))
 
 
 def _cells_at(app: StoppedApp, record: Record, step: str, keys: set[bytes]) -> dict[tuple[bytes, bytes], Change]:
     """The cells of some keys as they were at a record."""
     found: dict[tuple[bytes, bytes], Change] = {}
-    for job in app.rewriter.works(record, record):
+    for job in app.rewriter.plan_jobs(record, record):
         _, runs, fresh = job.steps.get(step, ("", [], []))
         for change in _read_changes(app.storage, [*(part.file for run in runs for part in run), *fresh]):
             if change.key in keys:

@@ -20,10 +20,10 @@ from millpond.messages import EventTime, PlannedSplit
 from millpond.pipeline.phases import phases
 from millpond.sources.base import BoundedSource, Limit
 
-ALL = Limit(1 << 60, 1 << 60)
+UNLIMITED = Limit(1 << 60, 1 << 60)
 
 
-def history(ledger: Ledger, newest: Record) -> tuple[Record | None, list[int]]:
+def find_history(ledger: Ledger, newest: Record) -> tuple[Record | None, list[int]]:
     """What is known of how the state at a record came to be: the numbers of its commits, oldest first, and a base.
 
     The base is the oldest record that the ledger has, if something was read before it: nothing is known of those
@@ -53,10 +53,10 @@ def _was_restored(record: Record, before: Record) -> bool:
 class Replay(Driver):
     """A driver that runs the batches of another app again, on a ledger of its own in the same storage."""
 
-    def again(self, record: Record, before: Record) -> None:
+    def run_again(self, record: Record, before: Record) -> None:
         """Run the batch of a commit again, as it was; `before` is the record before it."""
         self.positions, end = positions_of(self.storage, before), positions_of(self.storage, record)
-        plan = self._plan_between(end, ALL, record)
+        plan = self._plan_between(end, UNLIMITED, record)
         for stream in self.program.reads:
             held, was = record.spark.get(stream), before.spark.get(stream)
             if held is not None and (was is None or was.batch != held.batch):
@@ -123,7 +123,9 @@ class Replay(Driver):
             source, to = source_of(self.program, stream), end.get(stream, {})
             came = {**self.positions.get(stream, {}), **computed.positions.get(stream, {})}
             is_there = (
-                source.plan_to(came, to, ALL, record.time) == [] if isinstance(source, BoundedSource) else came == to
+                source.plan_to(came, to, UNLIMITED, record.time) == []
+                if isinstance(source, BoundedSource)
+                else came == to
             )
             if source is not None and to and not is_there:
                 raise InvalidUse(

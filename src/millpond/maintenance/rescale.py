@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millpond.errors import InvalidUse
-from millpond.log.rewrite import fields
+from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.stopped_app import StoppedApp, describe_amount, detect_fencing
 
 
@@ -13,13 +13,13 @@ def rescale_app(app: StoppedApp, partitions: int, *, dry_run: bool = False) -> s
     if type(partitions) is not int or not 1 <= partitions <= 10_000:
         raise InvalidUse(f"rescale: expected a whole number of partitions from 1 to 10000, got {partitions!r}")
     last = app.newest("rescale")
-    jobs = app.rewriter.works(last, last, partitions=partitions)
+    jobs = app.rewriter.plan_jobs(last, last, partitions=partitions)
     text = f"{last.partitions} to {partitions} partitions, {describe_amount(jobs)}"
     if dry_run or partitions == last.partitions:
         return text
     last = app.write("claim", last)  # right after the record that was looked at, or `Fenced`
-    jobs = app.rewriter.works(last, last, partitions=partitions)
-    manifest = app.rewriter.done(jobs, last)
-    own = fields(manifest, last, f"rescale to {partitions} partitions", partitions=partitions)
+    jobs = app.rewriter.plan_jobs(last, last, partitions=partitions)
+    manifest = app.rewriter.rewrite(jobs, last)
+    own = rewrite_fields(manifest, last, f"rescale to {partitions} partitions", partitions=partitions)
     app.write("release", app.write("rewrite", last, **own))
     return text

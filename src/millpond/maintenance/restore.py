@@ -9,13 +9,12 @@ import msgspec
 
 from millpond.clock import new_id
 from millpond.errors import InvalidUse
-from millpond.log import manifest as manifests
 from millpond.log import pointer
-from millpond.log.manifest import Manifest
+from millpond.log.manifest import MANIFEST_FORMAT, Manifest, Part, write_manifest
 from millpond.log.paths import Attempt, Paths
 from millpond.log.pointer import Pointer
 from millpond.log.record import FORMAT, Record
-from millpond.log.rewrite import fields
+from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.savepoint import read_savepoint
 from millpond.maintenance.stopped_app import StoppedApp, position_files
 from millpond.storage import Storage
@@ -47,14 +46,13 @@ def restore_savepoint(app: StoppedApp, source: Storage, *, dry_run: bool = False
 
     def copy_file(file: Pointer, path: Callable[[Attempt], str]) -> Pointer:
         next(copying)
-        data = pointer.read(source, file)
-        return pointer.write(app.storage, path(Attempt(attempt.batch, app.id, new_id())), data, file.rows)
+        data = pointer.read_file(source, file)
+        return pointer.write_file(app.storage, path(Attempt(attempt.batch, app.id, new_id())), data, file.rows)
 
     runs = {
         step: {
             p: [
-                [manifests.Part(copy_file(part.file, partial(paths.state, step, p)), part.first) for part in run]
-                for run in found
+                [Part(copy_file(part.file, partial(paths.state, step, p)), part.first) for part in run] for run in found
             ]
             for p, found in parts.items()
         }
@@ -78,10 +76,10 @@ def restore_savepoint(app: StoppedApp, source: Storage, *, dry_run: bool = False
     app.at("during")
     last = app.write("claim", last) if last is not None else _append_first(app, was.partitions)
     app.at("claimed")
-    made = Manifest(manifests.FORMAT, app.name, last.number, last.checksum, runs)
+    made = Manifest(MANIFEST_FORMAT, app.name, last.number, last.checksum, runs)
     path = Paths(app.name).manifest(Attempt(attempt.batch, app.id, new_id()))
-    own = fields(
-        manifests.write(app.storage, path, made),
+    own = rewrite_fields(
+        write_manifest(app.storage, path, made),
         last,
         f"restore batch {was.number} of {was.app}",
         arrivals=was.arrival,

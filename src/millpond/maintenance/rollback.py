@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from millpond.driver.targets import Targets
 from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, InvalidUse
-from millpond.log import manifest as manifests
 from millpond.log import pointer
 from millpond.log.ledger import Ledger
-from millpond.log.paths import Paths, kind_of
+from millpond.log.manifest import read_manifest
+from millpond.log.paths import Paths, file_kind
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record
 from millpond.log.retention import carried_files
-from millpond.log.rewrite import fields
+from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.stopped_app import StoppedApp, detect_fencing, position_files
 from millpond.pipeline.graph import Program
 
@@ -34,12 +34,12 @@ def roll_back(app: StoppedApp, batch: int, *, dry_run: bool = False) -> str:
     except InvalidUse:
         app.write("release", last)
         raise
-    jobs = app.rewriter.works(target, last)
-    manifest = app.rewriter.done(jobs, last)
+    jobs = app.rewriter.plan_jobs(target, last)
+    manifest = app.rewriter.rewrite(jobs, last)
     for file in position_files(target):
-        pointer.read(app.storage, file)
+        pointer.read_file(app.storage, file)
     _check_files(app, [*position_files(target), manifest], "rollback: nothing was rolled back")
-    own = fields(
+    own = rewrite_fields(
         manifest,
         last,
         f"roll back to batch {target.number}",
@@ -71,7 +71,7 @@ def roll_back_sinks(program: Program, ledger: Ledger) -> None:
     newest = ledger.newest()
     if newest is None:
         return
-    Targets(program, ledger).note(newest, newest.incarnation)
+    Targets(program, ledger).register_void(newest, newest.incarnation)
     try:
         void_deliveries(program, ledger, newest.app, newest.void_ranges)
     except Corrupt:
@@ -112,8 +112,8 @@ def _check_files(app: StoppedApp, files: Iterable[Pointer], what: str) -> None:
     sizes = {item.path: item.size for item in app.storage.list(Paths(app.name).root)}
     for file in files:
         named = [file]
-        if (kind := kind_of(file.path)) is not None and kind.name == "manifest":
-            named += manifests.read(app.storage, file).files()
+        if (kind := file_kind(file.path)) is not None and kind.name == "manifest":
+            named += read_manifest(app.storage, file).files()
         for found in named:
             if sizes.get(found.path) != found.bytes:
                 came = f"of {sizes[found.path]} bytes" if found.path in sizes else "missing"

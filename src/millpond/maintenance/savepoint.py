@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from millpond.errors import Corrupt, Incompatible, InvalidUse
-from millpond.log import checked, pointer
-from millpond.log import manifest as manifests
-from millpond.log.manifest import Manifest
+from millpond.log import pointer
+from millpond.log.checked import read_checked, write_checked
+from millpond.log.manifest import MANIFEST_FORMAT, Manifest, Part, Runs
 from millpond.log.paths import SAVEPOINT
 from millpond.log.reach import read_beside_retention
 from millpond.log.record import Record
@@ -32,14 +32,14 @@ def _copy_state(app: StoppedApp, target: Storage, batch: int | None, dry_run: bo
     source = last if batch is None else app.find_batch(batch, last)
     if target.get(SAVEPOINT) is not None:
         raise InvalidUse(f"savepoint: {target.url} holds a savepoint already; choose another place")
-    jobs = app.rewriter.works(source, source)
-    runs: manifests.Runs = {}
+    jobs = app.rewriter.plan_jobs(source, source)
+    runs: Runs = {}
     for job in jobs:
         for name, (_, found, fresh) in job.steps.items():
             mine = runs.setdefault(name, {}).setdefault(job.partition, [])
             mine += found
-            mine += [[manifests.Part(file, "")] for file in fresh]
-    manifest = Manifest(manifests.FORMAT, app.name, source.number, source.checksum, runs)
+            mine += [[Part(file, "")] for file in fresh]
+    manifest = Manifest(MANIFEST_FORMAT, app.name, source.number, source.checksum, runs)
     others = position_files(source)
     text = f"batch {source.number}: {len(manifest.files())} files, {sum(f.bytes for f in manifest.files())} bytes"
     if dry_run:
@@ -48,14 +48,14 @@ def _copy_state(app: StoppedApp, target: Storage, batch: int | None, dry_run: bo
     copied: list[str] = []
     try:
         for file in app.with_progress([*manifest.files(), *others]):
-            target.put(file.path, pointer.read(app.storage, file))
+            target.put(file.path, pointer.read_file(app.storage, file))
             copied.append(file.path)
     except Corrupt:  # there will be no such savepoint: a second attempt may copy other files
         target.delete(copied)
         raise
     app.at("during")
     saved = Savepoint(1, msgspec.structs.replace(source, segments={}, outputs={}, manifest=None), manifest)
-    checked.write(target, SAVEPOINT, saved)
+    write_checked(target, SAVEPOINT, saved)
     app.at("after")
     return text
 
@@ -71,7 +71,7 @@ class Savepoint(msgspec.Struct):
 def read_savepoint(source: Storage) -> Savepoint:
     """Read and check `savepoint.json` in a storage."""
     way_out = "Put the file back from a copy of the savepoint, or take another savepoint. Nothing was changed."
-    data = checked.read(source, SAVEPOINT, old=b'{"format":', help=way_out)
+    data = read_checked(source, SAVEPOINT, old=b'{"format":', help=way_out)
     if data is None:
         raise InvalidUse(f"restore: {source.url} holds no savepoint")
     try:

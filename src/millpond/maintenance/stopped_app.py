@@ -10,12 +10,12 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 from millpond.clock import Clock, new_id
 from millpond.errors import Corrupt, Fenced, InvalidUse
 from millpond.log.heartbeat import check_stopped
-from millpond.log.jobs import ProgressCallback
+from millpond.log.jobs import ProgressCallback, When
 from millpond.log.ledger import Ledger
 from millpond.log.pointer import Pointer
 from millpond.log.reach import oldest_within_reach, within_reach
 from millpond.log.record import Kind, Record
-from millpond.log.rewrite import Rewriter, When
+from millpond.log.rewrite import Rewriter
 from millpond.storage import Storage
 
 T = TypeVar("T")

@@ -11,14 +11,15 @@ from typing import TypeVar
 
 from millpond.clock import Clock
 from millpond.errors import MillpondError
-from millpond.log import checked, pointer
-from millpond.log import manifest as manifests
+from millpond.log import pointer
+from millpond.log.checked import read_checked
 from millpond.log.ledger import Ledger
-from millpond.log.paths import kind_of
+from millpond.log.manifest import read_manifest
+from millpond.log.paths import file_kind
 from millpond.log.pointer import Pointer
 from millpond.log.reach import is_kept
 from millpond.log.record import Record
-from millpond.log.retention import files_of, orphans
+from millpond.log.retention import find_orphans, record_files
 from millpond.storage import Storage
 
 T = TypeVar("T")
@@ -85,12 +86,12 @@ class _Pass:
             self._read_records(newest, max(newest.born, floor))
         for file in self.seen.values():
             self._count(file.path)
-            self._try(partial(pointer.read, self.storage, file))
+            self._try(partial(pointer.read_file, self.storage, file))
         self._read_heartbeat()
         left: list[str] = []
         if newest is not None:
             with suppress(MillpondError):  # it is among the damaged already
-                left = orphans(self.storage, self.ledger, newest.number + 1)
+                left = find_orphans(self.storage, self.ledger, newest.number + 1)
         size = sum(file.bytes for file in self.seen.values())
         kinds = dict(sorted(self.kinds.items()))
         verdict = Verdict(self.kinds["record"], len(self.seen), size, self.damaged, left, kinds)
@@ -107,7 +108,7 @@ class _Pass:
             return None
 
     def _count(self, path: str) -> None:
-        kind = kind_of(path)
+        kind = file_kind(path)
         self.kinds["other" if kind is None else kind.name] += 1
 
     def _read_floor(self, newest: Record) -> int:
@@ -119,7 +120,7 @@ class _Pass:
 
     def _read_heartbeat(self) -> None:
         path = self.ledger.paths.heartbeat
-        if self._try(partial(checked.read, self.storage, path, old=b'{"driver":')) is not None:
+        if self._try(partial(read_checked, self.storage, path, old=b'{"driver":')) is not None:
             self._count(path)
 
     def _read_records(self, newest: Record, first: int) -> None:
@@ -134,13 +135,13 @@ class _Pass:
             if before is not None and record.previous != before.checksum:
                 self.damaged.append(f"{path} does not follow the record before it")
             before = record
-            self.seen.update({file.path: file for file in files_of(record) if file != record.manifest})
+            self.seen.update({file.path: file for file in record_files(record) if file != record.manifest})
             if record.manifest is not None and is_kept(self.ledger, record.manifest, first):
                 self._read_manifest(record.manifest)
 
     def _read_manifest(self, file: Pointer) -> None:
         if file.path not in self.seen:
             self.seen[file.path] = file
-            found = self._try(partial(manifests.read, self.storage, file))
+            found = self._try(partial(read_manifest, self.storage, file))
             if found is not None:
                 self.seen.update({part.path: part for part in found.files()})

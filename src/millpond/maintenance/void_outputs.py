@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from millpond.driver.targets import Targets
-from millpond.driver.void_deliveries import Ranges, void_deliveries
+from millpond.driver.void_deliveries import SinkRanges, void_deliveries
 from millpond.log.ledger import Ledger
 from millpond.log.record import Record
 from millpond.pipeline.graph import Program
 
 
-def undelivered_ranges(ledger: Ledger, last: Record) -> Ranges:
+def undelivered_ranges(ledger: Ledger, last: Record) -> SinkRanges:
     """For each sink, the records whose outputs may not have reached it yet."""
     first = max(last.born, ledger.floor())
     return {sink: [(max(first, number + 1), last.number)] for sink, number in last.deliveries.items()}
 
 
-def give_up_outputs(ledger: Ledger, record: Record, incarnation: str, ranges: Ranges, program: Program | None) -> None:
+def give_up_outputs(
+    ledger: Ledger, record: Record, incarnation: str, ranges: SinkRanges, program: Program | None
+) -> None:
     """Make outputs void in their targets, so that a driver that is paused cannot deliver them later.
 
     `record` is the one that gives them up, `incarnation` the one that they belong to. Without a program no sink is
     known, and its next driver does this.
     """
     if program is not None:
-        Targets(program, ledger).note(record, incarnation)
+        Targets(program, ledger).register_void(record, incarnation)
         void_deliveries(program, ledger, record.app, ranges)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from millpond.clock import boot, new_id
-from millpond.log.paths import Paths, safe
+from millpond.log.paths import Paths, quote_name
 
 MOST_TABLE = 200  # bytes of a table's name in the name of its folder, which says more
 
@@ -23,7 +23,7 @@ def default_home() -> str:
     named = os.environ.get("MILLPOND_LOCAL_DIR")
     if named:
         return os.path.abspath(named)
-    return os.path.join(tempfile.gettempdir(), f"millpond-{safe(_user())}")
+    return os.path.join(tempfile.gettempdir(), f"millpond-{quote_name(_user())}")
 
 
 def _user() -> str:
@@ -42,7 +42,7 @@ def folder(home: str, app: str, incarnation: str, partition: int, partitions: in
 def table_folder(home: str, app: str, incarnation: str, table: str, partitions: int, epoch: int = 0) -> Path:
     """The folder of the replica of a whole table."""
     tail = f"-since-{epoch}" if epoch else ""
-    return Path(home, Paths(app).root, incarnation, f"table-{safe(table, MOST_TABLE)}-of-{partitions:05d}{tail}")
+    return Path(home, Paths(app).root, incarnation, f"table-{quote_name(table, MOST_TABLE)}-of-{partitions:05d}{tail}")
 
 
 def _epoch(folder: Path) -> int:

@@ -35,7 +35,7 @@ import msgspec
 import pyarrow as pa
 
 from millpond.errors import Unavailable
-from millpond.log.segment import Change, changes_of
+from millpond.log.segment import Change, read_changes
 from millpond.replica import folders as home
 from millpond.replica import host_lock as turns
 from millpond.replica.bulk_load import filled
@@ -235,7 +235,7 @@ class Replica:
                 if isinstance(step_changes, pa.Table):
                     if not timed and filled(txn, database(CELLS + step), step_changes):
                         continue
-                    step_changes = changes_of(step_changes)
+                    step_changes = read_changes(step_changes)
                 timed = timed or any(change.due is not None or change.wall is not None for change in step_changes)
                 if timed:
                     dues = [change.due for change in step_changes if change.due is not None]

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millpond.errors import InvalidUse
-from millpond.log import checked
-from millpond.log.paths import MOST_ELEMENT, cut
+from millpond.log.checked import read_checked, write_checked
+from millpond.log.paths import MOST_ELEMENT, cut_name
 from millpond.rows.arrow_tables import rows_to_table
 from millpond.sinks.base import Delivery, Registration
 from millpond.sinks.json_text import encode_json_lines
@@ -87,7 +87,7 @@ class FileSink:
         """Return the entries in the folder's register, a file for each claim."""
         found = []
         for item in self._storage.list(_register_folder(incarnation, sink)):
-            data = checked.read(
+            data = read_checked(
                 self._storage,
                 item.path,
                 help="It says which driver delivers here. If no other copy of the app is running, delete that file; it "
@@ -99,7 +99,7 @@ class FileSink:
 
     def register(self, registration: Registration) -> None:
         """Write the entry of a claim into the register, which readers of folders skip."""
-        checked.write(self._storage, _register_file(registration), registration)
+        write_checked(self._storage, _register_file(registration), registration)
 
     def forget(self, registrations: Sequence[Registration]) -> None:
         """Remove the entries of some claims."""
@@ -184,7 +184,7 @@ def file_name(delivery: Delivery, format: str) -> str:
 
 def _quote_sink(sink: str) -> str:
     """Return a sink's name as part of a file name, cut if it is too long for that."""
-    return cut(quote(sink, safe=""), MAX_SINK_BYTES)
+    return cut_name(quote(sink, safe=""), MAX_SINK_BYTES)
 
 
 def _register_folder(incarnation: str, sink: str) -> str:

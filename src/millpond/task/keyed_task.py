@@ -18,7 +18,7 @@ from millpond.clock import Clock, SystemClock, elapsed, new_id
 from millpond.codec import Unreadable
 from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed, Unavailable
 from millpond.log import pointer, segment
-from millpond.log.segment import Change, Origin
+from millpond.log.segment import Change, SegmentOrigin
 from millpond.messages import (
     BatchContext,
     ExchangePiece,
@@ -288,9 +288,9 @@ def _with_state(
     nonce = new_id()
     segments: SegmentsByStep = {}
     for step, changes in changed.items():
-        origin = Origin(context.app, step, partition, context.batch)
+        origin = SegmentOrigin(context.app, step, partition, context.batch)
         path = context.paths.state(step, partition, context.attempt(nonce))
-        segments[step] = [pointer.write(storage, path, segment.pack_state(changes, origin), len(changes))]
+        segments[step] = [pointer.write_file(storage, path, segment.pack_state(changes, origin), len(changes))]
         remember(path, changes, origin)
     made = _written(work, storage, partition, nonce, stage)
     result.segments, result.output, result.ends = segments, made, ends
@@ -353,7 +353,7 @@ def _written(work: Router, storage: Storage, partition: int, nonce: str, stage: 
     context, made = work.context, work.made()
     for sink, data, rows in work.leaving.outputs(partition):
         path = context.paths.output(sink, partition, context.attempt(nonce))
-        made.outputs[sink] = [pointer.write(storage, path, data, rows)]
+        made.outputs[sink] = [pointer.write_file(storage, path, data, rows)]
     path = context.paths.exchange(context.attempt(nonce))
     data_carried, made.carried = work.leaving.carry(path, stage)
     if data_carried:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.codec import Codec
-from millpond.log.segment import Block, Origin, pack_outputs
+from millpond.log.segment import SegmentOrigin, TextBlock, pack_outputs
 from millpond.messages import BatchContext, ExchangePiece
 from millpond.pipeline.graph import Program
 from millpond.rows.rows import Rows
@@ -36,7 +36,7 @@ class Leaving:
         self._program, self._context, self._codec = program, context, codec
         self.blobs: dict[int, dict[int, list[bytes]]] = {}  # exchange → partition → blobs
         self.blob_bytes = 0
-        self._outputs: dict[str, tuple[list[Any], list[Block]]] = {}  # sink → orders, and as many texts
+        self._outputs: dict[str, tuple[list[Any], list[TextBlock]]] = {}  # sink → orders, and as many texts
 
     def exchange(self, node: int, rows: Rows, failing: Callable[[], Failed]) -> None:
         """Rows go to the partitions that own their keys, or to any where they have none."""
@@ -60,7 +60,7 @@ class Leaving:
     def deliver(self, sink: str, rows: Rows, failing: Callable[[], Failed]) -> None:
         """Rows go to a sink."""
         try:
-            block: Block = rows.data if rows.form == "coded" else self._codec.encode_lines(rows.objects())
+            block: TextBlock = rows.data if rows.form == "coded" else self._codec.encode_lines(rows.objects())
         except Exception:
             rows = self._encodable(rows.as_objects(), failing())
             block = self._codec.encode_lines(rows.data)
@@ -82,7 +82,7 @@ class Leaving:
     def outputs(self, partition: int) -> Iterator[tuple[str, memoryview, int]]:
         """The output segment of each sink that has any: its name, its bytes, its rows."""
         for sink, (orders, blocks) in self._outputs.items():
-            origin = Origin(self._context.app, sink, partition, self._context.batch)
+            origin = SegmentOrigin(self._context.app, sink, partition, self._context.batch)
             yield sink, pack_outputs(np.concatenate(orders), blocks, origin), sum(map(len, orders))
 
     def carry(self, path: str, later_than: int) -> tuple[bytes, dict[int, dict[int, list[ExchangePiece]]]]:

@@ -12,12 +12,11 @@ import lmdb
 
 from millpond.clock import SystemClock
 from millpond.errors import Corrupt
-from millpond.log import manifest as manifests
 from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
-from millpond.log.manifest import Manifest
+from millpond.log.manifest import Manifest, read_manifest
 from millpond.log.reach import earlier_manifest
-from millpond.log.segment import Change, Origin
+from millpond.log.segment import Change, SegmentOrigin
 from millpond.messages import BatchContext, Incomplete, RecordLink, SegmentsByStep, segments_by_partition
 from millpond.pipeline.graph import Program
 from millpond.replica import View
@@ -42,7 +41,7 @@ _own: dict[str, list[Change]] = {}  # what this process wrote last: no need to r
 _places: dict[tuple[str, str, int], str] = {}  # app, step, partition → where it wrote that
 
 
-def remember(path: str, changes: list[Change], origin: Origin) -> None:
+def remember(path: str, changes: list[Change], origin: SegmentOrigin) -> None:
     """These changes were written to this segment just now."""
     # Another process may have taken the partition meanwhile, and nobody asks for what was before: the oldest make room.
     place = (origin.app, origin.of, origin.partition)
@@ -110,7 +109,7 @@ def _caught_up(
 def _missing(storage: Storage, context: BatchContext, partition: int, position: int) -> Iterator[Applied]:
     """The changes of the records after a position and up to the one that the batch builds on."""
     if position < 0 and context.manifest is not None:
-        manifest = manifests.read(storage, context.manifest)
+        manifest = read_manifest(storage, context.manifest)
         yield Applied(manifest.upto, _compacted(storage, manifest, partition), manifest.checksum)
         position = manifest.upto
     for link, partitions in _records(storage, context, position):
@@ -124,7 +123,7 @@ def _compacted(storage: Storage, manifest: Manifest, partition: int) -> Iterator
     parts = [(step, part) for step, found in manifest.runs.items() for run in found.get(partition, []) for part in run]
     progress = Filling(manifest.app, partition, [part.file for _, part in parts])
     for step, part in parts:
-        yield step, segment.state_table(pointer.read(storage, part.file))
+        yield step, segment.state_table(pointer.read_file(storage, part.file))
         progress.done(part.file)
 
 
@@ -167,7 +166,7 @@ def _belongs(storage: Storage, context: BatchContext, view: View) -> bool:
 def _read_changes(storage: Storage, pointers: list[pointer.Pointer]) -> list[Change]:
     if len(pointers) == 1 and pointers[0].path in _own:
         return _own.pop(pointers[0].path)
-    return [change for p in pointers for change in segment.unpack_state(pointer.read(storage, p))]
+    return [change for p in pointers for change in segment.unpack_state(pointer.read_file(storage, p))]
 
 
 # --- tables ---
@@ -256,7 +255,7 @@ def with_tables(
 def _missing_everywhere(storage: Storage, context: BatchContext, step: str, position: int) -> Iterator[Applied]:
     """The same for all of one table, and for its rows and their versions alone."""
     if position < 0 and context.manifest is not None:
-        manifest = manifests.read(storage, context.manifest)
+        manifest = read_manifest(storage, context.manifest)
         yield Applied(manifest.upto, _compacted_everywhere(storage, manifest, step), manifest.checksum)
         position = manifest.upto
     for link, partitions in _records(storage, context, position):
@@ -272,11 +271,11 @@ def _missing_everywhere(storage: Storage, context: BatchContext, step: str, posi
 def _compacted_everywhere(storage: Storage, manifest: Manifest, step: str) -> Iterator[tuple[str, Sequence[Change]]]:
     for runs in manifest.runs.get(step, {}).values():
         for part in (part for run in runs for part in run):
-            changes = segment.unpack_state(pointer.read(storage, part.file))
+            changes = segment.unpack_state(pointer.read_file(storage, part.file))
             yield step, [Change(c.key, c.cell, c.value) for c in changes if c.cell in (ROW, MARK)]
 
 
 def _made(storage: Storage, pointers: list[pointer.Pointer]) -> Iterator[Change]:
     for p in pointers:
         held = _own.get(p.path)  # it stays: the partition's own replica is still to apply it
-        yield from segment.unpack_state(pointer.read(storage, p)) if held is None else held
+        yield from segment.unpack_state(pointer.read_file(storage, p)) if held is None else held

@@ -17,9 +17,10 @@ from millpond.codec import Codec, NotEncodable, copy_value
 from millpond.codec.refusal import short
 from millpond.driver.batch import positions_of
 from millpond.driver.commit import ACTIONS, STEPS, Driver
-from millpond.driver.settings import Controls, DriverSettings, StepName, When
+from millpond.driver.settings import Controls, DriverSettings, StepName
 from millpond.errors import InvalidUse, MillpondError
 from millpond.log import pointer
+from millpond.log.jobs import When
 from millpond.log.ledger import Ledger
 from millpond.log.segment import unpack_outputs
 from millpond.maintenance.rebuild import Rebuild, Rebuilt
@@ -420,7 +421,7 @@ class TestDriver:
         assert record is not None
         files = record.outputs[delivery.sink][delivery.partition]
         return sorted(
-            order for file in files for order in unpack_outputs(pointer.read(self._storage, file))[0].tolist()
+            order for file in files for order in unpack_outputs(pointer.read_file(self._storage, file))[0].tolist()
         )
 
     def _point(self, at: StepName, when: When) -> None:

@@ -183,7 +183,7 @@ class Frames:
         for name, file in files.items():
             target = checkpoint / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(pointer.read(storage, file))
+            target.write_bytes(pointer.read_file(storage, file))
         return checkpoint
 
     def _start(self, offered: _Offered) -> None:
@@ -275,7 +275,7 @@ def plain_lines(state_url: str, shipped: Shipped) -> Callable[[Parcel], list[str
         storage, codec = open_storage(state_url), Codec(shipped.program().types)
         rows: list[Any] = []
         for part in parcel.segments:
-            rows += codec.decode_many(segment.unpack_outputs(pointer.read(storage, part))[1])
+            rows += codec.decode_many(segment.unpack_outputs(pointer.read_file(storage, part))[1])
         return msgspec.json.Encoder().encode_lines(rows).decode().rstrip("\n").split("\n") if rows else []
 
     return read

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.codec import Codec, decode_keys
-from millpond.log.segment import Change, column_of
+from millpond.log.segment import Change, text_column
 from millpond.steps.state.single import make_change
 
 Array = np.ndarray[Any, Any]
@@ -142,7 +142,7 @@ class Printer:
     def _texts(self, values: list[Any]) -> pa.BinaryArray:
         if set(map(type, values)) == {int} and min(values) > -_SMALL and max(values) < _SMALL:
             return pa.array(values, pa.int64()).cast(pa.string()).view(pa.binary())
-        return column_of(self.codec.encode_lines(values)).view(pa.binary())
+        return text_column(self.codec.encode_lines(values)).view(pa.binary())
 
 
 def changes_of(
