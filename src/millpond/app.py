@@ -15,7 +15,7 @@ from typing import Any, Literal, Unpack
 
 from millpond.admin import Admin, AdminVerbs, AppAccess
 from millpond.clock import Clock, SystemClock
-from millpond.codec import user_types as kinds
+from millpond.codec import user_types
 from millpond.codec.tagging import name_program_module
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run_driver
@@ -194,7 +194,7 @@ class App(AdminVerbs):
         modules = [sys.modules[name] for name in (self._module, "__main__") if name in sys.modules]
         values = [value for module in modules for value in list(vars(module).values())]
         streams = [node.op.type for node in self._graph.nodes if isinstance(node.op, g.Read)]
-        types = [value for value in [*values, *streams] if isinstance(value, _CLASS) and kinds.is_storable(value)]
+        types = [value for value in [*values, *streams] if isinstance(value, _CLASS) and user_types.is_storable(value)]
         return g.compile_program(self.name, self._graph, tuple(dict.fromkeys(types)))
 
     def _open_storage(self) -> Storage:

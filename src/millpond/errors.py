@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_MAX_SHOWN = 500  # characters of a key or a row in a message
+
 
 class MillpondError(Exception):
     """The root of every error that Millpond raises on purpose.
@@ -74,9 +76,9 @@ class StepFailed(MillpondError):
         self.step, self.key, self.row, self.batch = step, key, row, batch
         self.error, self.traceback, self.where, self.is_input = error, traceback, where, is_input
         if is_input:
-            shown = "" if key is None else f"  key: {_short(key)}\n"
+            shown = "" if key is None else f"  key: {short_repr(key, _MAX_SHOWN)}\n"
             text = (
-                f"{step!r}, batch {batch}: {error}\n{shown}  row: {_short(row)}\n"
+                f"{step!r}, batch {batch}: {error}\n{shown}  row: {short_repr(row, _MAX_SHOWN)}\n"
                 "  Correct the input or what the program expects of it, or let the row pass with "
                 'on_error="skip" or "dead-letter".'
             )
@@ -85,7 +87,7 @@ class StepFailed(MillpondError):
         else:
             text = (
                 f"step {step!r}, batch {batch}: a function raised {error}\n"
-                f"  key: {_short(key)}\n  row: {_short(row)}\n"
+                f"  key: {short_repr(key, _MAX_SHOWN)}\n  row: {short_repr(row, _MAX_SHOWN)}\n"
                 + ("" if where is None else f"  from: {where}\n")
                 + '  Fix the function, or let the row pass with on_error="skip" or "dead-letter".'
             )
@@ -139,8 +141,19 @@ class Incompatible(MillpondError):
     """
 
 
-def _short(value: Any, limit: int = 500) -> str:
-    text = repr(value)
+def short_repr(value: Any, limit: int = 80) -> str:
+    """Return a `repr` that fits into a message, at most `limit` characters and an ellipsis. It never raises.
+
+    >>> from millpond.errors import short_repr
+    >>> short_repr("a" * 100, limit=5)
+    "'aaaa…"
+    """
+    try:
+        text = repr(value)
+    except Exception:
+        cls = type(value)
+        name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+        return f"<{name} without a repr>"
     return text if len(text) <= limit else text[:limit] + "…"
 
 

@@ -162,7 +162,7 @@ def test_a_key_that_only_equals_text_is_refused_beside_plain_rows():
 )
 def test_text_that_is_no_unicode_is_refused(value, where):
     assert refusal(value) == (
-        f"{where}: cannot store text with a lone surrogate, which is no Unicode; replace it, for example with "
+        f"{where}: cannot store text with a lone surrogate, which is not Unicode; replace it, for example with "
         'text.encode("utf-8", "replace").decode(), or store bytes'
     )
 

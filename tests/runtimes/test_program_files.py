@@ -475,8 +475,8 @@ def test_a_class_of_another_module_keeps_its_name() -> None:
 def test_a_public_class_that_has_moved_keeps_its_stored_name(stored: str, now: str) -> None:
     module, _, path = now.partition(":")
     cls = getattr(importlib.import_module(module), path)
-    assert user_types.name_of(cls) == stored
-    assert user_types.find(stored) is cls
+    assert user_types.stored_name(cls) == stored
+    assert user_types.find_type(stored) is cls
 
 
 def test_a_failure_in_a_program_file_says_where(folder: Path) -> None:

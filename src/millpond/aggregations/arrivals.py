@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millpond.aggregations.base import Aggregation, Field, Results, labelled, only, reader, short
+from millpond.aggregations.base import Aggregation, Field, Results, labelled, only, reader, repr_with_type
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
 
@@ -110,7 +110,7 @@ def distinct(field: Field = None) -> Aggregation:
         except TypeError:
             raise InvalidUse(
                 f"{label}: expected values that can be compared, such as text, numbers or tuples, "
-                f"got {short(value)}; name a field, or give a function that returns a tuple"
+                f"got {repr_with_type(value)}; name a field, or give a function that returns a tuple"
             ) from None
         return acc
 

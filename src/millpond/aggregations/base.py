@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.codec import copy_value
-from millpond.errors import InvalidUse
+from millpond.errors import InvalidUse, short_repr
 from millpond.rows.fields import MissingField, field_names, field_reader
 
 Field = str | Callable[[Any], Any] | None
@@ -67,7 +67,7 @@ def reader(where: str, field: Field) -> Callable[[Any], Any]:
 
     def missing(row: Any) -> NoSuchField:
         names = field_names(row)
-        has = f"no fields: it is {short(row)}" if names is None else ", ".join(map(repr, names)) or "none"
+        has = f"no fields: it is {repr_with_type(row)}" if names is None else ", ".join(map(repr, names)) or "none"
         return NoSuchField(
             f"{where}: expected a field {field!r}, but the row has {has}; "
             "correct the name, or give a function that knows what to do without it"
@@ -78,7 +78,7 @@ def reader(where: str, field: Field) -> Callable[[Any], Any]:
 
 def incomparable(label: str, value: Any, error: TypeError) -> InvalidUse:
     return InvalidUse(
-        f"{label}: expected values that can be compared with each other, got {short(value)} ({error}); "
+        f"{label}: expected values that can be compared with each other, got {repr_with_type(value)} ({error}); "
         "name a field of one type, or give a function"
     )
 
@@ -91,9 +91,9 @@ def show(field: Field) -> str:
     return "<function>" if callable(field) else repr(field)
 
 
-def short(value: Any, limit: int = 80) -> str:
-    text = repr(value)
-    return f"{text if len(text) <= limit else text[:limit] + '…'} ({type(value).__name__})"
+def repr_with_type(value: Any) -> str:
+    """Return a short `repr` of a value and the name of its type."""
+    return f"{short_repr(value)} ({type(value).__name__})"
 
 
 def only(acc: list[Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.aggregations.base import Aggregation, Field, Results, labelled, reader, short, show
+from millpond.aggregations.base import Aggregation, Field, Results, labelled, reader, repr_with_type, show
 from millpond.codec import Codec, NotEncodable, encode_key
 from millpond.errors import InvalidUse
 
@@ -121,7 +121,7 @@ def _number(label: str, value: Any) -> float:
         if isfinite(number) or number != number:
             return number
     raise InvalidUse(
-        f"{label}: expected a finite number, got {short(value)}; name a field that holds numbers, "
+        f"{label}: expected a finite number, got {repr_with_type(value)}; name a field that holds numbers, "
         'or give a function, for example lambda row: row["took"].total_seconds()'
     )
 
@@ -175,7 +175,7 @@ def _text(label: str, value: Any) -> str:
         return _codec.encode(value).decode()
     except NotEncodable as error:
         raise InvalidUse(
-            f"{label}: expected values that can be written down, got {short(value)} ({error}); "
+            f"{label}: expected values that can be written down, got {repr_with_type(value)} ({error}); "
             "name a field, or give a function"
         ) from None
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from decimal import Context, Decimal
 from typing import Any
 
-from millpond.aggregations.base import Aggregation, Field, Results, labelled, reader, short
+from millpond.aggregations.base import Aggregation, Field, Results, labelled, reader, repr_with_type
 from millpond.errors import InvalidUse
 
 RESULTS: Results = {
@@ -102,7 +102,7 @@ def _negative(value: Any) -> Any:
 def _add(label: str, total: Any, value: Any) -> Any:
     if not isinstance(value, _NUMBERS):
         raise InvalidUse(
-            f"{label}: expected a number, got {short(value)}; name a field that holds numbers, "
+            f"{label}: expected a number, got {repr_with_type(value)}; name a field that holds numbers, "
             'or give a function, for example lambda row: float(row["amount"])'
         )
     if total is None:
@@ -112,6 +112,6 @@ def _add(label: str, total: Any, value: Any) -> Any:
         return _EXACT.add(total, value) if Decimal in (type(total), type(value)) else total + value
     except TypeError:
         raise InvalidUse(
-            f"{label}: expected numbers that can be added up, got {short(value)} after {short(total)}; "
-            "turn all of them into one type"
+            f"{label}: expected numbers that can be added up, got {repr_with_type(value)} after "
+            f"{repr_with_type(total)}; turn all of them into one type"
         ) from None

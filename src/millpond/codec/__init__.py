@@ -1,12 +1,15 @@
-"""Values and keys as text that every tool can read, and back, equal and of the same type.
+"""Encodes values and keys as text that every tool can read; they are decoded equal and of the same type.
 
-values    Codec, copy_value: any value as JSON with tags
-keys      encode_key, partition_of: canonical bytes of a key, and who owns it
-tags      the scalars that JSON lacks
-kinds     the users' own types: dataclasses, Structs, namedtuples, enums
-copies    independent copies
-shapes    what classes look like in stored data
-refusal, where    what cannot be stored, and where inside a value it stands
+values        Codec: any value as JSON with tags
+keys          encode_key, partition_of: canonical bytes of a key, and the partition that owns it
+tags          tags for the scalars that JSON lacks
+tagging       a value as a tree of JSON and tags
+plain_check   whether many values need no tags
+user_types    the users' own types: dataclasses, Structs, namedtuples, enums
+copies        independent copies of values
+shapes        the fields of classes in stored data
+refusal       errors for values that cannot be stored
+locate        where inside a value such a part is
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Independent copies of values: what one holder changes, no other sees."""
+"""Independent copies of values: a change of one is not seen in the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from millpond.codec.locate import explain
 from millpond.codec.refusal import Refused, TooDeep
-from millpond.codec.user_types import record_of
+from millpond.codec.user_types import record_type_of
 
 IMMUTABLE: frozenset[type] = frozenset(
     {int, float, str, bool, type(None), bytes, datetime, date, time, timedelta, Decimal, UUID}
@@ -22,11 +22,11 @@ IMMUTABLE: frozenset[type] = frozenset(
 
 
 def copy_value(value: Any) -> Any:
-    """A copy of any value that can be encoded, sharing nothing with it that can change.
+    """Return a copy of any value that can be encoded; it shares no mutable part with the value.
 
-    Immutable atoms, enum members and tuples of them are returned as they are. What is a dict's key or
-    in a set is hashable and taken as immutable. A Struct's `__post_init__` does not run. Raises
-    `NotEncodable` for what cannot be encoded.
+    Immutable scalars, enum members and tuples of them are returned, not copied. Keys of dicts and members of
+    sets are hashable and taken as immutable. A Struct's `__post_init__` does not run. Raises `NotEncodable`
+    for a value that cannot be encoded.
 
     >>> from millpond.codec import copy_value
     >>> row = {"id": 7, "tags": ["new"]}
@@ -67,16 +67,16 @@ def _copy_tuple(value: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(_copy_list(list(value)))
 
 
-def _same(value: Any) -> Any:
+def _share(value: Any) -> Any:
     return value
 
 
-def _refuse(value: Any) -> Any:
+def _refuse_copy(value: Any) -> Any:
     raise Refused(value)
 
 
 def _record_copier(cls: type) -> Callable[[Any], Any] | None:
-    record = record_of(cls)
+    record = record_type_of(cls)
     if record is None:
         return None
     take, replica = record.take, record.replica
@@ -85,13 +85,13 @@ def _record_copier(cls: type) -> Callable[[Any], Any] | None:
 
 class _Copiers(dict[type, Callable[[Any], Any]]):
     def __missing__(self, cls: type) -> Callable[[Any], Any]:
-        copier = _same if issubclass(cls, enum.Enum) else _record_copier(cls)
+        copier = _share if issubclass(cls, enum.Enum) else _record_copier(cls)
         if copier is None:
-            return _refuse
+            return _refuse_copy
         self[cls] = copier
         return copier
 
 
 _COPIERS = _Copiers()
 _COPIERS.update({dict: _copy_dict, list: _copy_list, tuple: _copy_tuple, set: set, bytearray: bytearray})
-_COPIERS.update({frozenset: _same, msgspec.UnsetType: _same})
+_COPIERS.update({frozenset: _share, msgspec.UnsetType: _share})

@@ -1,9 +1,9 @@
-"""Keys to bytes and back, and which partition owns them.
+"""Encodes keys as bytes, decodes them, and computes the partition that owns them.
 
 Keys are compared by their encoded bytes: equal keys, and only equal keys, have equal bytes. `1`, `"1"`,
-`True` and `(1,)` are four keys. The bytes are JSON text with the tags of `tags`, so that a person can read
-them in any file, and never contain a raw NUL or newline. Both the bytes and the partition of a key are
-part of the file format: they never change.
+`True` and `(1,)` are four keys. The bytes are JSON text with the tags of `tags`, so that people can read them in any
+file, and never contain a raw NUL or newline. The bytes and the partition of a key are part of the file format: they
+never change.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from millpond.codec.refusal import MAX_DEPTH, short, type_name
+from millpond.codec.refusal import MAX_DEPTH, type_name
 from millpond.codec.tags import BIG_INT, READ, TAG, Tag, tag_int
-from millpond.errors import Corrupt, InvalidUse
+from millpond.errors import Corrupt, InvalidUse, short_repr
 
-_ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder()
-_PLAIN = frozenset({str, int, bool})
+_key_encoder = msgspec.json.Encoder()
+_key_decoder = msgspec.json.Decoder()
+_UNTAGGED = frozenset({str, int, bool})
 
 
 def encode_key(key: Any) -> bytes:
-    """The bytes that a key is known by. Aware datetimes are the same key when they are the same instant.
+    """Return the bytes of a key. Aware datetimes of the same instant are the same key.
 
     >>> from millpond.codec import encode_key
     >>> encode_key("a"), encode_key(1), encode_key((1, "a"))
     (b'"a"', b'1', b'{"$tuple":[1,"a"]}')
     """
     try:
-        return _ENCODER.encode(_tree(key, "key", 1))
+        return _key_encoder.encode(_tree(key, "key", 1))
     except UnicodeEncodeError:
-        raise _surrogate(key) from None
+        raise _surrogate_error(key) from None
 
 
 def decode_key(encoded: bytes) -> Any:
-    """The key that `encode_key` made these bytes of; aware datetimes come back in UTC.
+    """Return the key of these bytes; aware datetimes are in UTC.
 
     >>> from millpond.codec import decode_key
     >>> decode_key(b'{"$tuple":[1,"a"]}')
     (1, 'a')
     """
     try:
-        return _untag(_DECODER.decode(encoded))
+        return _untag(_key_decoder.decode(encoded))
     except Exception as error:
         raise Corrupt(
-            f"stored key: expected the bytes of a key that Millpond wrote, got {short(bytes(encoded[:80]))} "
+            f"stored key: expected the bytes of a key that Millpond wrote, got {short_repr(bytes(encoded[:80]))} "
             f"({type(error).__name__}: {error}); the file is damaged or was edited: restore it from a copy"
         ) from error
 
 
 def decode_keys(encoded: Sequence[bytes]) -> list[Any]:
-    """`decode_key` of many keys; fast where all are text or numbers.
+    """Return `decode_key` of many keys; fast if all are text or numbers.
 
     >>> from millpond.codec import decode_keys
     >>> decode_keys([b'"a"', b"1"])
@@ -67,16 +67,16 @@ def decode_keys(encoded: Sequence[bytes]) -> list[Any]:
     text = b"\n".join(encoded)
     if b"{" not in text:
         try:
-            found = _DECODER.decode_lines(text)
-            if len(found) == len(encoded) and _PLAIN.issuperset(map(type, found)):
+            found = _key_decoder.decode_lines(text)
+            if len(found) == len(encoded) and _UNTAGGED.issuperset(map(type, found)):
                 return found
         except Exception:
-            pass  # which one it is, and what is wrong with it, is told below
+            pass  # decoded one by one below, which reports the damaged key
     return [decode_key(key) for key in encoded]
 
 
 def encode_keys(keys: Sequence[Any]) -> list[bytes]:
-    """`encode_key` of many keys; fast where all are text, whole numbers or flat tuples of them.
+    """Return `encode_key` of many keys; fast if all are text, whole numbers or flat tuples of them.
 
     >>> from millpond.codec import encode_keys
     >>> encode_keys(["a", "b"])
@@ -86,15 +86,15 @@ def encode_keys(keys: Sequence[Any]) -> list[bytes]:
     if trees is None:
         trees = [_tree(key, "key", 1) for key in keys]
     try:
-        lines = _ENCODER.encode_lines(trees).split(b"\n")
+        lines = _key_encoder.encode_lines(trees).split(b"\n")
     except UnicodeEncodeError:
-        raise _surrogate(next(key for key in keys if not _is_utf8(key))) from None
+        raise _surrogate_error(next(key for key in keys if not _can_encode(key))) from None
     lines.pop()
     return lines
 
 
 def partition_of(encoded: bytes, partitions: int) -> int:
-    """Which of so many partitions owns a key, by its encoded bytes; the same for ever, on every machine.
+    """Return the partition that owns a key, by its encoded bytes. It never changes, on no machine.
 
     >>> from millpond.codec import encode_key, partition_of
     >>> partition_of(encode_key("a"), 8)
@@ -104,7 +104,7 @@ def partition_of(encoded: bytes, partitions: int) -> int:
 
 
 def partitions_of(encoded: Sequence[bytes], partitions: int) -> npt.NDArray[np.int32]:
-    """`partition_of` of many keys.
+    """Return `partition_of` of many keys.
 
     >>> from millpond.codec import encode_keys, partitions_of
     >>> partitions_of(encode_keys(["a", "b", "c"]), 8).tolist()
@@ -115,14 +115,14 @@ def partitions_of(encoded: Sequence[bytes], partitions: int) -> npt.NDArray[np.i
 
 
 def _plain_trees(keys: Sequence[Any]) -> Sequence[Any] | None:
-    """What msgspec writes as it should without a look at each key; `None` if there is no such way."""
+    """Return values that msgspec encodes correctly without checking each key; None if each must be checked."""
     types = set(map(type, keys))
-    if types <= _PLAIN:
+    if types <= _UNTAGGED:
         return keys if _are_small(keys, types) else None
     if types == {tuple}:
         items = list(chain.from_iterable(keys))
         types = set(map(type, items))
-        if types <= _PLAIN and _are_small(items, types):
+        if types <= _UNTAGGED and _are_small(items, types):
             return [{"$tuple": key} for key in keys]
     return None
 
@@ -142,16 +142,16 @@ def _tree(key: Any, where: str, depth: int) -> Any:
         return _datetime_tree(key, where)
     if type(key) is tuple and depth <= MAX_DEPTH:
         return {"$tuple": [_tree(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(key)]}
-    raise _refusal(key, where)
+    raise _key_error(key, where)
 
 
-def _same(key: Any) -> Any:
+def _untagged(key: Any) -> Any:
     return key
 
 
 _TREES: dict[type, Callable[[Any], Any]] = {
-    str: _same,
-    bool: _same,
+    str: _untagged,
+    bool: _untagged,
     int: tag_int,
     bytes: TAG[bytes],
     date: TAG[date],
@@ -164,23 +164,23 @@ def _datetime_tree(key: datetime, where: str) -> Tag:
         return {"$datetime": key}
     if key.utcoffset() is None:
         raise InvalidUse(
-            f"{where}: expected a datetime whose tzinfo gives an offset, got {short(key)}; use datetime.timezone, "
+            f"{where}: expected a datetime whose tzinfo gives an offset, got {short_repr(key)}; use datetime.timezone, "
             "zoneinfo.ZoneInfo or a datetime without tzinfo"
         )
     try:
         return {"$datetime": key.astimezone(UTC)}
     except (OverflowError, ValueError):
         raise InvalidUse(
-            f"{where}: expected a datetime that UTC can express, got {short(key)}; use one after the year 1 "
+            f"{where}: expected a datetime that UTC can express, got {short_repr(key)}; use one after the year 1 "
             "and before the year 9999"
         ) from None
 
 
 def _untag(tree: Any) -> Any:
     if type(tree) is not dict:
-        if type(tree) in _PLAIN:
+        if type(tree) in _UNTAGGED:
             return tree
-        raise ValueError("no key is written so")
+        raise ValueError("not the form of a key")
     ((word, payload),) = tree.items()
     if word == "$tuple":
         return tuple(map(_untag, payload))
@@ -192,7 +192,7 @@ def _untag(tree: Any) -> Any:
 _WORDS = frozenset({"$int", "$bytes", "$date", "$datetime", "$uuid"})
 
 
-def _refusal(key: Any, where: str) -> InvalidUse:
+def _key_error(key: Any, where: str) -> InvalidUse:
     got = f"{where}: expected a key of str, bytes, int, bool, date, datetime, UUID or a tuple of these, got"
     cls = type(key)
     if key is None:
@@ -205,25 +205,25 @@ def _refusal(key: Any, where: str) -> InvalidUse:
     if cls is tuple:
         return InvalidUse(f"key: tuples are nested more than {MAX_DEPTH} levels deep; flatten the key")
     if cls is list:
-        return InvalidUse(f"{got} the list {short(key)}; use a tuple")
+        return InvalidUse(f"{got} the list {short_repr(key)}; use a tuple")
     if hasattr(cls, "__members__"):
-        return InvalidUse(f"{got} the enum member {short(key)}; use its .value or its .name")
+        return InvalidUse(f"{got} the enum member {short_repr(key)}; use its .value or its .name")
     for base in (str, bytes, int, date, UUID, tuple, float):
         if issubclass(cls, base):
             return InvalidUse(
-                f"{got} {short(key)} of the type {type_name(cls)}; turn it into a plain {base.__name__} first"
+                f"{got} {short_repr(key)} of the type {type_name(cls)}; turn it into a plain {base.__name__} first"
             )
-    return InvalidUse(f"{got} {short(key)} of the type {type_name(cls)}; use a field of it, or str(…) of it")
+    return InvalidUse(f"{got} {short_repr(key)} of the type {type_name(cls)}; use a field of it, or str(…) of it")
 
 
-def _surrogate(key: Any) -> InvalidUse:
+def _surrogate_error(key: Any) -> InvalidUse:
     return InvalidUse(
-        f"key: expected text that UTF-8 can hold, got {short(key)} with a lone surrogate; replace it, for "
+        f"key: expected text that UTF-8 can hold, got {short_repr(key)} with a lone surrogate; replace it, for "
         'example with text.encode("utf-8", "replace").decode(), or use bytes'
     )
 
 
-def _is_utf8(key: Any) -> bool:
+def _can_encode(key: Any) -> bool:
     try:
         encode_key(key)
     except InvalidUse:

@@ -1,4 +1,4 @@
-"""A look over the types of many values at once: may msgspec write them as they are?"""
+"""Checks the types of many values at once: whether msgspec can encode them without tags."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from millpond.codec.refusal import MAX_DEPTH
 
-_PLAIN = frozenset({str, int, bool, type(None), float, dict, list})
-_CONTAINERS = frozenset({dict, list})
+_PLAIN_TYPES = frozenset({str, int, bool, type(None), float, dict, list})
+_CONTAINER_TYPES = frozenset({dict, list})
 _TEXT_ONLY = frozenset({str})
 
 
 class Survey:
-    """What a look over values that are all plain has shown: levels with floats, and the dicts."""
+    """The result for values that are all plain: their floats and their dicts, by level."""
 
     __slots__ = ("dicts", "floats")
 
@@ -33,23 +33,23 @@ class Survey:
 
 
 def survey_of(values: Sequence[Any]) -> Survey | None:
-    """Looks at the types of everything, a level at a time; `None` if anything is not plain.
+    """Check the types of all values and their parts, a level at a time; return None if one is not plain.
 
-    Only whole levels are touched, by C loops: this is what makes bulk encoding fast. What keeps on
-    growing may contain itself, and is left to the slow path, which goes down one branch at a time.
+    Whole levels are handled by loops in C, which makes bulk encoding fast. Values whose levels keep growing may contain
+    themselves: None leaves them to the slow path, which follows one branch at a time.
     """
     survey = Survey()
     levels: list[Sequence[Any]] = []
     seen, enough = 0, 10_000 + 50 * len(values)
     for _ in range(MAX_DEPTH + 1):
         types = set(map(type, values))
-        if not types <= _PLAIN:
+        if not types <= _PLAIN_TYPES:
             return None
         if float in types:
             survey.floats.append(values)
         if dict not in types and list not in types:
             return survey
-        dicts, lists = _containers(values, types)
+        dicts, lists = _split_containers(values, types)
         if not _TEXT_ONLY.issuperset(map(type, chain.from_iterable(dicts))):
             return None
         survey.dicts.append(dicts)
@@ -65,7 +65,7 @@ def survey_of(values: Sequence[Any]) -> Survey | None:
 
 
 def _share_containers(levels: list[Sequence[Any]]) -> bool:
-    """Whether one object is on two levels, as in a value that contains itself (or merely shares a part)."""
+    """Whether one object is on two levels, as in a value that contains itself or shares a part."""
     above: set[int] = set()
     for level in levels:
         ids = set(map(id, level))
@@ -75,13 +75,13 @@ def _share_containers(levels: list[Sequence[Any]]) -> bool:
     return False
 
 
-def _containers(values: Sequence[Any], types: set[type]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The dicts and the lists among values that have these types."""
-    if not types <= _CONTAINERS:
-        types = types & _CONTAINERS
+def _split_containers(values: Sequence[Any], types: set[type]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the dicts and the lists among values of these types."""
+    if not types <= _CONTAINER_TYPES:
+        types = types & _CONTAINER_TYPES
         if not types:
             return (), ()
-        values = [value for value in values if type(value) in _CONTAINERS]
+        values = [value for value in values if type(value) in _CONTAINER_TYPES]
     if len(types) == 1:
         return (values, ()) if dict in types else ((), values)
     return [v for v in values if type(v) is dict], [v for v in values if type(v) is list]

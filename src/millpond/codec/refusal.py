@@ -1,19 +1,19 @@
-"""What cannot be stored is refused in words: what it is, where it stands, what to do."""
+"""Errors for values that cannot be stored or read: what it is, where it is, what to do."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from millpond.errors import Incompatible, InvalidUse
+from millpond.errors import Incompatible, InvalidUse, short_repr
 
 MAX_DEPTH = 100
-"""How deep values may be nested: deep enough for data, shallow enough that no reader's stack overflows."""
+"""How deep values may be nested: enough for data, and little enough for the stack of every reader."""
 
 
 class NotEncodable(InvalidUse):
-    """A value, or something inside it, is of a type that would not come back as it went in.
+    """A value, or a part of it, has a type that would not be decoded as it was encoded.
 
-    `index` is the place of the value in the sequence that was encoded in bulk, `None` for a single one.
+    `index` is the place of the value in a sequence that was encoded in bulk, and None for a single value.
 
     >>> from millpond.codec import Codec
     >>> Codec().encode({"items": [1, 2, complex(3, 4)]})
@@ -27,7 +27,7 @@ store plain values, dataclasses or msgspec Structs instead
 
 
 class Unreadable(Incompatible):
-    """A stored value that this program cannot make a value of: its class is gone, or expects other fields.
+    """A stored value that this program cannot read: its class is gone, or has other fields.
 
     >>> from millpond.codec import Codec
     >>> Codec().decode(b'{"$type":"gone:Pallet","fields":{"id":7}}')
@@ -39,17 +39,17 @@ module has it; import its module first, or name the class where the state or str
 
 
 class Refused(Exception):
-    """The culprit as it was found, on its way up; it leaves this package as `NotEncodable` only."""
+    """Raised inside this package with the refused part; it leaves the package as `NotEncodable`."""
 
     def __init__(self, culprit: Any, what: str = "", advice: str = "") -> None:
         super().__init__(what)
         self.culprit = culprit
-        self.what = what or f"cannot store a {type_name(type(culprit))}, here {short(culprit)}"
-        self.advice = advice or _advice(culprit)
+        self.what = what or f"cannot store a {type_name(type(culprit))}, here {short_repr(culprit)}"
+        self.advice = advice or _advice_for(culprit)
 
 
 class TooDeep(Refused):
-    """Nested too deep, which is most often a value that contains itself."""
+    """The value is nested too deep; most often it contains itself."""
 
     def __init__(self, culprit: Any) -> None:
         what = f"cannot store what is nested more than {MAX_DEPTH} levels deep"
@@ -57,20 +57,11 @@ class TooDeep(Refused):
 
 
 def type_name(cls: type) -> str:
-    """A type as a person would write it: `int`, `collections.Counter`, `shop.Order`."""
+    """Return the name of a type as people write it: `int`, `collections.Counter`, `shop.Order`."""
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
-def short(value: Any, limit: int = 80) -> str:
-    """A repr that fits into a message and never raises."""
-    try:
-        text = repr(value)
-    except Exception:
-        return f"<{type_name(type(value))} without a repr>"
-    return text if len(text) <= limit else text[:limit] + "…"
-
-
-def _advice(culprit: Any) -> str:
+def _advice_for(culprit: Any) -> str:
     cls = type(culprit)
     package = cls.__module__.partition(".")[0]
     if package == "numpy":

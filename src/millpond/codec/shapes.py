@@ -1,4 +1,4 @@
-"""What classes look like in stored data: a record of it tells whether the classes of now can read what was stored."""
+"""The shapes of classes in stored data. The log records them, to know whether the present classes can read it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from millpond.codec import user_types as kinds
+from millpond.codec import user_types
 
 Shapes = dict[str, list[str]]  # the name of a class → its fields, or the members of an enum
 
 
 def shapes_of(types: Iterable[Any]) -> Shapes:
-    """The shapes of all storable classes among some types, and in the annotations of their fields.
+    """Return the shapes of all storable classes among some types and in the annotations of their fields.
 
     >>> from millpond.codec.shapes import shapes_of
     >>> from typing import NamedTuple
@@ -26,23 +26,23 @@ def shapes_of(types: Iterable[Any]) -> Shapes:
     >>> [*shapes_of([Point]).values()]
     [['x', 'y']]
     """
-    return {name: _names(cls) for name, cls in sorted(kinds.reachable(types).items())}
+    return {name: _names(cls) for name, cls in sorted(user_types.reachable_types(types).items())}
 
 
-def can_read(cls: type | None, shape: list[str]) -> bool:
-    """Whether a class takes every value of a shape; a class that is gone takes none."""
+def can_read_shape(cls: type | None, shape: list[str]) -> bool:
+    """Whether a class can read every value of a shape; False if the class is gone."""
     if cls is None:
         return False
     if issubclass(cls, enum.Enum):
         return set(shape) <= cls.__members__.keys()
-    return _required(cls) <= set(shape)
+    return _required_fields(cls) <= set(shape)
 
 
-def annotated(function: Callable[..., Any]) -> list[Any]:
-    """The types in the annotations of a function; none where they cannot be resolved."""
+def annotation_types(function: Callable[..., Any]) -> list[Any]:
+    """Return the types in the annotations of a function; an empty list if they cannot be resolved."""
     try:
         return list(typing.get_type_hints(function).values())
-    except Exception:  # whatever resolving a forward reference of the user's may raise
+    except Exception:  # resolving a forward reference may raise anything
         return []
 
 
@@ -56,7 +56,7 @@ def _names(cls: type) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
 
 
-def _required(cls: type) -> set[str]:
+def _required_fields(cls: type) -> set[str]:
     if issubclass(cls, msgspec.Struct):
         return {field.name for field in msgspec.structs.fields(cls) if field.required}
     if issubclass(cls, tuple):

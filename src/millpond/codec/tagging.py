@@ -1,4 +1,4 @@
-"""Any value as a tree of plain JSON and tags: the slow way, taken where JSON alone will not do."""
+"""Converts any value to a tree of plain JSON and tags: the slow way, for values that JSON cannot express."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from millpond.codec import user_types as kinds
+from millpond.codec import user_types
 from millpond.codec.refusal import MAX_DEPTH, Refused, TooDeep
 from millpond.codec.tags import TAG, Tag, tag_float, tag_int
 
 AS_IS = frozenset({str, int, bool, type(None)})
-"""The exact types that JSON holds without a second look."""
+"""The exact types that JSON expresses without a check of the value."""
 
 
 def tree_of(value: Any) -> Any:
-    """The value with tags in place of what JSON lacks. Raises `Refused` with what cannot be stored.
+    """Return the value with tags for what JSON lacks. Raises `Refused` with the part that cannot be stored.
 
-    Shares with the value what needs no tag, so it is for reading only.
+    The tree shares the parts that need no tag with the value, so it must not be changed.
     """
     return TAGGERS[type(value)](value, 1)
 
@@ -26,29 +26,29 @@ Tagger = Callable[[Any, int], Any]
 
 
 class _Taggers(dict[type, Tagger]):
-    """By exact type, how a value becomes plain JSON; the users' types are added as they are met."""
+    """By exact type, the function that tags a value; the users' types are added when they first occur."""
 
     def __missing__(self, cls: type) -> Tagger:
-        record = kinds.record_of(cls)
+        record = user_types.record_type_of(cls)
         if record is not None:
-            tagger = _record_tagger(kinds.remember(cls), record)
+            tagger = _record_tagger(user_types.remember_type(cls), record)
         elif issubclass(cls, enum.Enum):
-            tagger = _enum_tagger(kinds.remember(cls), is_flag=issubclass(cls, enum.Flag))
+            tagger = _enum_tagger(user_types.remember_type(cls), is_flag=issubclass(cls, enum.Flag))
         else:
-            return _refuse
+            return _refuse_value
         self[cls] = tagger
         return tagger
 
 
 def name_program_module(name: str, path: str | None) -> None:
-    """Say that a module is a program file, which is part of the names of its classes."""
-    if name not in kinds.program_modules():
+    """Declare that a module is a program file, which changes the stored names of its classes."""
+    if name not in user_types.program_modules():
         for cls in [cls for cls in TAGGERS if cls.__module__ == name]:
             del TAGGERS[cls]
-    kinds.add_program_module(name, path)
+    user_types.add_program_module(name, path)
 
 
-def _refuse(value: Any, depth: int) -> Any:
+def _refuse_value(value: Any, depth: int) -> Any:
     raise Refused(value)
 
 
@@ -56,7 +56,7 @@ def _scalar_tagger(tag: Callable[[Any], Any]) -> Tagger:
     return lambda value, depth: tag(value)
 
 
-def _record_tagger(name: str, record: kinds.Record) -> Tagger:
+def _record_tagger(name: str, record: user_types.RecordType) -> Tagger:
     take = record.take
 
     def tag_record(value: Any, depth: int) -> Tag:
@@ -73,7 +73,7 @@ def _record_tagger(name: str, record: kinds.Record) -> Tagger:
 
 
 def _enum_tagger(name: str, is_flag: bool) -> Tagger:
-    if is_flag:  # a flag may be several members at once, which have no name of their own
+    if is_flag:  # a flag may combine members and then has no name
         return lambda value, depth: {"$enum": name, "value": value.value}
     return lambda value, depth: {"$enum": name, "name": value.name}
 
@@ -110,7 +110,7 @@ def _tag_tuple(value: tuple[Any, ...], depth: int) -> Tag:
 def _tag_set(value: set[Any] | frozenset[Any], depth: int) -> Tag:
     if depth > MAX_DEPTH:
         raise TooDeep(value)
-    try:  # a set's order changes from process to process: sorted, the same state gives the same file
+    try:  # the order of a set differs between processes; sorted, equal state gives equal files
         items: Iterable[Any] = sorted(value)
     except Exception:
         items = value
@@ -118,7 +118,7 @@ def _tag_set(value: set[Any] | frozenset[Any], depth: int) -> Tag:
 
 
 def with_big_ints(tree: Any) -> Any:
-    """A tree with tags for integers that have more digits than Python turns into text."""
+    """Return the tree with tags for integers that have more digits than Python converts to text."""
     cls = type(tree)
     if cls is int:
         return tag_int(tree)

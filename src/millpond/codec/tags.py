@@ -1,8 +1,8 @@
-"""The scalars that JSON lacks, each as an object with one "$…" key, to and fro.
+"""Tags for the scalars that JSON lacks: each is an object with one "$…" key.
 
     {"$bytes": "AAE="}   {"$decimal": "1.10"}   {"$datetime": "2024-10-27T02:30:00+01:00", "fold": 1}
 
-The words are the file format: an old one is never taken away and never changes its meaning.
+The words are part of the file format: none is ever removed or changes its meaning.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from millpond.codec.refusal import Refused, Unreadable
 Tag = dict[str, Any]
 
 BIG_INT = 1 << 2048
-"""Python and most readers refuse decimal integers of more than some hundred digits; from here on we
-write them in hex. A constant of the format: keys depend on it."""
+"""Python and most readers refuse decimal integers of more than some hundred digits: larger ones are written in hex.
+A constant of the format: keys depend on it."""
 
 
 def tag_float(value: float) -> float | Tag:
@@ -40,8 +40,8 @@ def tag_timedelta(value: timedelta) -> Tag:
 
 
 def tag_datetime(value: datetime) -> Tag:
-    """Wall time with its offset; a zone's name goes along, because arithmetic and, in the doubled hour,
-    even equality depend on it. A tzinfo of any other make becomes a fixed offset."""
+    """Return wall time with its offset, and the name of a ZoneInfo: arithmetic and, in the repeated hour, even equality
+    depend on it. Any other tzinfo becomes a fixed offset."""
     zone = value.tzinfo
     tag: Tag = {"$datetime": value}
     if zone is not None and zone is not UTC:
@@ -75,7 +75,7 @@ def read_datetime(tag: Tag) -> datetime:
     zone = _zone(tag.get("zone"))
     if zone is None:
         return value
-    # Where this machine's rules for the zone differ from the writer's, the instant counts.
+    # If this machine has other rules for the zone than the writer, the instant is kept.
     zoned = value.replace(tzinfo=zone)
     return zoned if zoned.utcoffset() == value.utcoffset() else value
 
@@ -86,8 +86,8 @@ def read_time(tag: Tag) -> time:
     zone = _zone(name)
     if name is not None and zone is None:
         raise Unreadable(
-            f"stored time {tag['$time']!r}: expected the time zone {name!r} on this machine, which has none "
-            "of that name; install the tzdata package"
+            f"stored time {tag['$time']!r}: expected the time zone {name!r} on this machine, which does not "
+            "have it; install the tzdata package"
         )
     return value if zone is None else value.replace(tzinfo=zone)
 
@@ -103,8 +103,8 @@ TAG: dict[type, Callable[[Any], Any]] = {
     UUID: lambda value: {"$uuid": value},
     msgspec.UnsetType: lambda _: {"$unset": True},
 }
-"""By exact type: a scalar to its tag. What is in the tag is left to msgspec, which writes bytes as base64 and
-the rest as text. Floats and ints have a tag only where JSON cannot hold them, and functions of their own."""
+"""By exact type, the function that makes a scalar's tag. msgspec encodes the payload: bytes as base64, the rest as
+text. Floats and ints have a tag only if JSON cannot express them, and functions of their own."""
 
 READ: dict[str, Callable[[Tag], Any]] = {
     "$float": lambda tag: float(tag["$float"]),
@@ -119,7 +119,7 @@ READ: dict[str, Callable[[Tag], Any]] = {
     "$uuid": lambda tag: msgspec.convert(tag["$uuid"], UUID),
     "$unset": lambda _: msgspec.UNSET,
 }
-"""By the tag's word: a tag to its scalar."""
+"""By word, the function that reads a tag."""
 
 _NO_OFFSET = (
     "cannot store a time whose tzinfo gives no offset",

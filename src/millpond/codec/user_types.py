@@ -1,7 +1,7 @@
-"""The users' own types: what each is made of, how it is built again, and where it is found by name.
+"""The users' own types: their fields, how a value is built again, and how a type is found by its stored name.
 
-Nothing here imports a module, and of the users' code only a Struct's `__post_init__` and the default
-factories of fields that stored data lacks ever run: state files are data.
+State files are data: no module is imported here, and of the users' code only a Struct's `__post_init__` and the default
+factories of fields that stored data lacks ever run.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ import msgspec
 from millpond.codec.refusal import Refused, Unreadable, type_name
 
 
-class Record(Protocol):
+class RecordType(Protocol):
     """A type with named fields: a dataclass, a Struct or a namedtuple."""
 
     def take(self, value: Any) -> dict[str, Any]:
-        """The fields of a value, by name; not copied. Refuses what they do not cover."""
+        """Return the fields of a value by name, not copied. Raises `Refused` for attributes that are not fields."""
 
     def build(self, fields: Mapping[str, Any]) -> Any:
-        """A value of these fields: what they lack comes from defaults, what is no field is left out."""
+        """Return a value with these fields: missing ones get their defaults, unknown ones are ignored."""
 
     def replica(self, value: Any, fields: Mapping[str, Any]) -> Any:
-        """A second value like this one, but with these fields, all of them given."""
+        """Return a copy of the value with these fields, all of which are given."""
 
 
 class DataclassRecord:
-    """Built with `object.__new__` and `object.__setattr__`, so frozen and slotted ones work alike and no
-    `__init__` or `__post_init__` runs a second time over what it has already made."""
+    """A dataclass. Values are built with `object.__new__` and `object.__setattr__`, so that frozen and slotted classes
+    work, and `__init__` and `__post_init__` do not run again on fields that they have made."""
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
@@ -45,7 +45,7 @@ class DataclassRecord:
         self._names = [field.name for field in self._fields]
         self._all = frozenset(self._names)
         self._known = frozenset(self._names) | _cached_properties(cls)
-        # Plain attributes can be moved all at once; slots and other descriptors have to be asked one by one.
+        # Plain attributes are copied at once; slots and other descriptors one by one.
         self._is_plain = not any(hasattr(type(_class_attribute(cls, name)), "__set__") for name in self._names)
 
     def take(self, value: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class DataclassRecord:
         _refuse_extras(value, self._known)
         try:
             return {name: getattr(value, name) for name in self._names}
-        except AttributeError:  # a field without a default that nobody has set yet stays unset
+        except AttributeError:  # a field without a default may not be set yet
             return {name: getattr(value, name) for name in self._names if hasattr(value, name)}
 
     def build(self, fields: Mapping[str, Any]) -> Any:
@@ -73,7 +73,7 @@ class DataclassRecord:
             elif field.default_factory is not dataclasses.MISSING:
                 object.__setattr__(made, name, field.default_factory())
             elif field.init:
-                raise _lacks(self._cls, name)
+                raise _missing_field(self._cls, name)
         return made
 
     def replica(self, value: Any, fields: Mapping[str, Any]) -> Any:
@@ -81,7 +81,7 @@ class DataclassRecord:
 
 
 class StructRecord:
-    """Built with its constructor: msgspec gives no other way in, so a `__post_init__` runs again."""
+    """A msgspec Struct. Values are built with the constructor (the only way), so `__post_init__` runs again."""
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
@@ -96,7 +96,7 @@ class StructRecord:
     def build(self, fields: Mapping[str, Any]) -> Any:
         for name in self._required:
             if name not in fields:
-                raise _lacks(self._cls, name)
+                raise _missing_field(self._cls, name)
         try:
             return self._cls(**{name: fields[name] for name in self._names if name in fields})
         except (TypeError, ValueError) as error:
@@ -115,7 +115,7 @@ class StructRecord:
 
 
 class NamedTupleRecord:
-    """Built with `tuple.__new__`, so no `__new__` of the user's runs."""
+    """A namedtuple. Values are built with `tuple.__new__`, so that the user's `__new__` does not run."""
 
     def __init__(self, cls: Any) -> None:
         self._cls = cls
@@ -131,7 +131,7 @@ class NamedTupleRecord:
         items = []
         for name in self._names:
             if name not in fields and name not in self._defaults:
-                raise _lacks(self._cls, name)
+                raise _missing_field(self._cls, name)
             items.append(fields[name] if name in fields else self._defaults[name])
         return tuple.__new__(self._cls, items)
 
@@ -139,49 +139,49 @@ class NamedTupleRecord:
         return self.build(fields)
 
 
-_RECORDS: dict[type, Record | None] = {}
-_ENCODED: dict[str, type] = {}
+_record_types: dict[type, RecordType | None] = {}
+_encoded_types: dict[str, type] = {}
 
 
-def record_of(cls: type) -> Record | None:
-    """How values of this exact type are taken apart and built again; `None` if it has no named fields."""
+def record_type_of(cls: type) -> RecordType | None:
+    """Return how values of this exact type are taken apart and built; None if it has no named fields."""
     try:
-        return _RECORDS[cls]
+        return _record_types[cls]
     except KeyError:
-        record = _RECORDS[cls] = _new_record(cls)
+        record = _record_types[cls] = _new_record(cls)
         return record
 
 
 def is_storable(cls: Any) -> bool:
-    """Whether it is a type that stored data may name: a dataclass, Struct, namedtuple or Enum."""
-    return isinstance(cls, type) and (issubclass(cls, enum.Enum) or record_of(cls) is not None)
+    """Whether stored data may name this type: a dataclass, Struct, namedtuple or Enum."""
+    return isinstance(cls, type) and (issubclass(cls, enum.Enum) or record_type_of(cls) is not None)
 
 
 MAIN = "__main__"
 
-_PROGRAMS: dict[str, str | None] = {}  # module in which an App was made → its file, without .py
+_program_files: dict[str, str | None] = {}  # module in which an App was made → its file, without .py
 
 
 def program_modules() -> dict[str, str | None]:
-    """The modules in which Apps were made, and their files without .py."""
-    return dict(_PROGRAMS)
+    """Return the modules in which Apps were made, and their files without .py."""
+    return dict(_program_files)
 
 
 def is_program_module(name: str) -> bool:
     """Whether a module is a program file, or the main module."""
-    return name == MAIN or name in _PROGRAMS
+    return name == MAIN or name in _program_files
 
 
 def add_program_module(name: str, path: str | None) -> None:
-    """Say that a module is a program file. Its classes are known as those of `__main__`, as if it were run as a script.
+    """Declare that a module is a program file: its classes are stored as those of `__main__`.
 
-    The same file is `__main__` under `python app.py` and `millpond run app.py`, `app` where it is imported, `pkg.app`
-    in a package: stored data names its classes in one way, whichever of them wrote it.
+    The same file is `__main__` under `python app.py` and `millpond run app.py`, `app` if it is imported, and `pkg.app`
+    in a package. Stored data names its classes in one way, whichever of them wrote it.
     """
     if path is not None:
         path = os.path.splitext(os.path.abspath(path))[0].removesuffix(f"{os.sep}__init__")
-    if name not in _PROGRAMS or path is not None:
-        _PROGRAMS[name] = path
+    if name not in _program_files or path is not None:
+        _program_files[name] = path
 
 
 # Public types of Millpond that may be stored in state: the name in stored data, and where the type is defined now.
@@ -203,70 +203,70 @@ _OWN_TYPES = {
 _STORED_AS = {now: stored for stored, now in _OWN_TYPES.items()}
 
 
-def name_of(cls: type) -> str:
-    """The name by which stored data knows a type: `shop.orders:Order`, and `__main__:Order` in the program file."""
-    module = MAIN if cls.__module__ in _PROGRAMS else cls.__module__
+def stored_name(cls: type) -> str:
+    """Return the name of a type in stored data: `shop.orders:Order`, or `__main__:Order` for the program file."""
+    module = MAIN if cls.__module__ in _program_files else cls.__module__
     name = f"{module}:{cls.__qualname__}"
     return _STORED_AS.get(name, name)
 
 
 def known_names(name: str) -> list[str]:
-    """The names that a type of this stored name may have in this process, the likeliest first.
+    """Return the names that a type of this stored name may have in this process, the likeliest first.
 
-    State that was written before program files had one name may hold the module's own, such as `app:Order`.
+    State that was written before program files had one name may contain the module's own, such as `app:Order`.
     """
     module, _, path = name.partition(":")
     suffix = os.sep + module.replace(".", os.sep)
-    if module in _PROGRAMS or any(file is not None and file.endswith(suffix) for file in _PROGRAMS.values()):
+    if module in _program_files or any(file is not None and file.endswith(suffix) for file in _program_files.values()):
         return [name, f"{MAIN}:{path}"]
     return [name]
 
 
-def remember(cls: type) -> str:
-    """Called when a type is first encoded, so that this process finds it again wherever it was defined."""
-    name = name_of(cls)
-    _ENCODED[name] = cls
+def remember_type(cls: type) -> str:
+    """Return the stored name of a type that is encoded for the first time, and remember the type by it."""
+    name = stored_name(cls)
+    _encoded_types[name] = cls
     return name
 
 
-def find(name: str) -> type | None:
-    """The type of that name among the modules that are loaded, else among those encoded here before.
+def find_type(name: str) -> type | None:
+    """Return the type of that name in a loaded module, or else among the types that this process has encoded.
 
-    Looks names up in plain dictionaries only: a module's `__getattr__` may import, so it is never asked.
+    Names are looked up in plain dictionaries only: a module's `__getattr__` may import, so it is never called.
     """
     module_name, _, path = _OWN_TYPES.get(name, name).partition(":")
-    modules = [*reversed(_PROGRAMS), MAIN] if module_name == MAIN else [module_name]
+    modules = [*reversed(_program_files), MAIN] if module_name == MAIN else [module_name]
     for module in modules:
         found: Any = sys.modules.get(module)
         for part in path.split("."):
             found = vars(found).get(part) if isinstance(found, (ModuleType, type)) else None
         if is_storable(found):
             return found  # type: ignore[no-any-return]
-    return _ENCODED.get(name)
+    return _encoded_types.get(name)
 
 
-def reachable(types: Iterable[Any]) -> dict[str, type]:
-    """The storable types among these and in the annotations of their fields, by name.
+def reachable_types(types: Iterable[Any]) -> dict[str, type]:
+    """Return the storable types among these and in the annotations of their fields, by name.
 
-    What is no storable type (`int`, `dict[str, Order]`) is looked through or passed over. Annotations
-    that cannot be resolved are passed over too: types behind them have to be given by themselves.
+    Other types are searched for storable ones (`dict[str, Order]`) or skipped (`int`). Annotations that cannot be
+    resolved are skipped, too: types behind them have to be given explicitly.
     """
     found: dict[str, type] = {}
     seen: set[type] = set()
-    waiting = list(types)[::-1]  # of two that have one name the first is meant
+    waiting = list(types)[::-1]  # if two have one name, the first counts
     while waiting:
         cls = waiting.pop()
         waiting.extend(arg for arg in typing.get_args(cls) if not isinstance(arg, str))
         if not is_storable(cls) or cls in seen:
             continue
         seen.add(cls)
-        found.setdefault(name_of(cls), cls)
+        found.setdefault(stored_name(cls), cls)
         if not issubclass(cls, enum.Enum):
-            waiting.extend(_annotated(cls))
+            waiting.extend(_field_types(cls))
     return found
 
 
-def _new_record(cls: type) -> Record | None:
+def _new_record(cls: type) -> RecordType | None:
     if issubclass(cls, enum.Enum):
         return None
     if issubclass(cls, msgspec.Struct):
@@ -278,15 +278,15 @@ def _new_record(cls: type) -> Record | None:
         return None
     try:
         object.__new__(cls)
-    except TypeError:  # a dataclass that is a dict, an exception, …: it holds more than its fields
+    except TypeError:  # a dataclass that is a dict, an exception, …: it has more than its fields
         return None
     return DataclassRecord(cls)
 
 
-def _annotated(cls: type) -> list[Any]:
+def _field_types(cls: type) -> list[Any]:
     try:
         return list(typing.get_type_hints(cls).values())
-    except Exception:  # whatever resolving a forward reference of the user's may raise
+    except Exception:  # resolving a forward reference may raise anything
         return [hint for hint in getattr(cls, "__annotations__", {}).values() if not isinstance(hint, str)]
 
 
@@ -307,11 +307,11 @@ def _refuse_extras(value: Any, known: frozenset[str]) -> None:
     extras: dict[str, Any] | None = getattr(value, "__dict__", None)
     if extras and not known.issuperset(extras):
         name = next(name for name in extras if name not in known)
-        what = f"cannot store the attribute {name!r} of a {type_name(type(value))}, which is no field of it"
+        what = f"cannot store the attribute {name!r} of a {type_name(type(value))}, which is not a field"
         raise Refused(value, what, f"declare it as a field, for example {name}: … = field(init=False)")
 
 
-def _lacks(cls: type, name: str) -> Unreadable:
+def _missing_field(cls: type, name: str) -> Unreadable:
     return Unreadable(
         f"stored value of type {type_name(cls)}: expected a field {name!r}, which the stored value lacks; "
         "give the field a default, or migrate the state"

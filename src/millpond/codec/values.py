@@ -1,6 +1,6 @@
-"""Values to JSON text and back: what goes in comes out equal, and of the same exact type.
+"""Encodes values as JSON text; a decoded value is equal and of the same exact type.
 
-JSON holds `None`, `bool`, `int`, `float`, `str`, lists and dicts with text for keys. Everything else is
+JSON has `None`, `bool`, `int`, `float`, `str`, lists and dicts with text for keys. Everything else is
 written as an object whose first key is a tag, a word that begins with "$":
 
     (1, 2)                  {"$tuple":[1,2]}
@@ -8,9 +8,9 @@ written as an object whose first key is a tag, a word that begins with "$":
     Order(id=7)             {"$type":"shop:Order","fields":{"id":7}}
     Color.RED               {"$enum":"shop:Color","name":"RED"}
 
-Scalars are in `tags`, the users' own types in `kinds`. The text never contains a raw newline or NUL.
-msgspec does the work on plain values in one call; since it would quietly write what it cannot give back
-(a tuple as a list, nan as null), types are checked before, and in bulk.
+Scalars are in `tags`, the users' own types in `user_types`. The text never contains a raw newline or NUL. msgspec
+encodes plain values in one call. It would silently write values that it cannot restore (a tuple as a list, nan as
+null), so types are checked before, in bulk.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from typing import Any, Literal
 
 import msgspec
 
-from millpond.codec import user_types as kinds
+from millpond.codec import user_types
 from millpond.codec.copies import IMMUTABLE, copy_value
 from millpond.codec.locate import explain, explain_text
 from millpond.codec.plain_check import survey_of
-from millpond.codec.refusal import NotEncodable, Refused, TooDeep, Unreadable, short
+from millpond.codec.refusal import NotEncodable, Refused, TooDeep, Unreadable
 from millpond.codec.tagging import AS_IS, tree_of, with_big_ints
 from millpond.codec.tags import BIG_INT, READ, Tag, tag_datetime
-from millpond.errors import Corrupt, MillpondError
+from millpond.errors import Corrupt, MillpondError, short_repr
 
 __all__ = ["IMMUTABLE", "Codec", "NotEncodable", "copy_value"]
 
-_ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder()
-_encode, _encode_lines = _ENCODER.encode, _ENCODER.encode_lines
-_decode, _decode_lines = _DECODER.decode, _DECODER.decode_lines
+_value_encoder = msgspec.json.Encoder()
+_value_decoder = msgspec.json.Decoder()
+_encode, _encode_lines = _value_encoder.encode, _value_encoder.encode_lines
+_decode, _decode_lines = _value_decoder.decode, _value_decoder.decode_lines
 
-# Encoded so many at a time: they stay in the processor's cache from the survey to the text, and one value
-# that is not plain slows down its own chunk only.
-_CHUNK = 1000
-_CONTAINERS = (dict, list)
-_WORTH_A_SURVEY = 30  # items: below, a look at each is faster than a look at all
+# Values are encoded in chunks: they stay in the processor's cache from the check to the text, and one value that is not
+# plain slows down its own chunk only.
+_CHUNK_VALUES = 1000
+_BULK_TYPES = (dict, list)
+_MIN_SURVEY_ITEMS = 30  # below, checking each item is faster than a check in bulk
 
 
 class Codec:
     """Encodes and decodes values; safe to share between threads, and cheap to make.
 
     A type that stored data names is looked for among `types` (and the types that their fields are
-    annotated with), in the modules that are loaded, and among the types that this process has encoded.
-    No module is imported, and what was found once stays found. A type that is not found, or cannot hold what
-    was stored, raises `Incompatible`, or with `unknown="plain"` comes back as the dict of its fields (an enum
-    member as its name).
+    annotated with), in the loaded modules, and among the types that this process has encoded. No module is
+    imported, and a type that was found once is remembered. If a type is not found, or cannot hold the stored
+    fields, decoding raises `Incompatible`; with `unknown="plain"` it returns the dict of the fields (for an enum
+    member, its name).
 
     >>> from millpond.codec import Codec
     >>> codec = Codec()
@@ -65,22 +65,22 @@ class Codec:
     """
 
     def __init__(self, types: Iterable[Any] = (), unknown: Literal["raise", "plain"] = "raise") -> None:
-        self._types = kinds.reachable(types)
+        self._types = user_types.reachable_types(types)
         self._unknown = unknown
         self._builds: dict[str, Callable[[Any], Any]] = {}
         self._read: dict[str, Callable[[Tag], Any]] = {
             **READ,
             "$tuple": lambda tag: tuple(self._untag(tag["$tuple"])),
-            "$set": lambda tag: self._hashed(set, tag["$set"]),
-            "$frozenset": lambda tag: self._hashed(frozenset, tag["$frozenset"]),
-            "$dict": lambda tag: self._hashed(dict, tag["$dict"]),
+            "$set": lambda tag: self._build_hashable(set, tag["$set"]),
+            "$frozenset": lambda tag: self._build_hashable(frozenset, tag["$frozenset"]),
+            "$dict": lambda tag: self._build_hashable(dict, tag["$dict"]),
             "$type": self._read_record,
             "$enum": self._read_enum,
         }
 
     @property
     def types(self) -> tuple[type, ...]:
-        """The types that it was given, and those that these name: for another codec of the same.
+        """The types that were given, and those in their annotations: for another codec of the same types.
 
         >>> from millpond.codec import Codec
         >>> Codec().types
@@ -89,7 +89,7 @@ class Codec:
         return tuple(self._types.values())
 
     def find(self, name: str) -> type | None:
-        """The type that stored data calls so, if this program has it.
+        """Return the type of this stored name, or None if this program does not have it.
 
         >>> from millpond.codec import Codec
         >>> Codec().find("gone:Pallet")
@@ -97,7 +97,7 @@ class Codec:
         return self._find(name) if self._unknown == "plain" else Codec(self.types, unknown="plain").find(name)
 
     def encode(self, value: Any) -> bytes:
-        """One value as JSON text. Raises `NotEncodable` for what would not come back as it is.
+        """Return one value as JSON text. Raises `NotEncodable` if it would not be decoded as it is.
 
         >>> Codec().encode((1, b"x"))
         b'{"$tuple":[1,{"$bytes":"eA=="}]}'
@@ -106,18 +106,18 @@ class Codec:
         try:
             if cls in AS_IS:
                 return _encode(value)
-            if cls not in _CONTAINERS or len(value) < _WORTH_A_SURVEY:
+            if cls not in _BULK_TYPES or len(value) < _MIN_SURVEY_ITEMS:
                 return _encode(tree_of(value))
         except (ValueError, RecursionError, Refused):
-            pass  # rare, so done again below, where it is written in another way or explained
+            pass  # rare: encoded in another way below, or explained
         try:
-            return _lines((value,), 0)[:-1]
+            return _encode_chunk((value,), 0)[:-1]
         except NotEncodable as error:
             error.index = None
             raise
 
     def decode(self, data: bytes) -> Any:
-        """The value that `encode` made this text of. The text must be ours: tags are obeyed.
+        """Return the value of a text that `encode` made. The text must be ours: tags are obeyed.
 
         >>> Codec().decode(b'{"$decimal":"1.10"}')
         Decimal('1.10')
@@ -125,11 +125,11 @@ class Codec:
         try:
             value = _decode(data)
         except Exception as error:
-            raise _unreadable(error, data) from error
-        return self._finish(value, data) if _may_be_tagged(data) else value
+            raise _corrupt_value(error, data) from error
+        return self._untag_text(value, data) if _may_be_tagged(data) else value
 
     def encode_many(self, values: Sequence[Any]) -> list[bytes]:
-        """The texts of many values, several times faster than one by one.
+        """Return the texts of many values, several times faster than one by one.
 
         >>> Codec().encode_many([1, "a", None])
         [b'1', b'"a"', b'null']
@@ -139,7 +139,7 @@ class Codec:
         return lines
 
     def decode_many(self, data: Sequence[bytes]) -> list[Any]:
-        """The values of many texts, in their order.
+        """Return the values of many texts, in their order.
 
         >>> Codec().decode_many([b"1", b'{"$tuple":[]}'])
         [1, ()]
@@ -148,26 +148,26 @@ class Codec:
         try:
             values.extend(map(_decode, data))
         except Exception as error:
-            raise _unreadable(error, data[len(values)]) from error
+            raise _corrupt_value(error, data[len(values)]) from error
         if _may_be_tagged(b"".join(data)):
             for index, text in enumerate(data):
                 if b'"$' in text:
-                    values[index] = self._finish(values[index], text)
+                    values[index] = self._untag_text(values[index], text)
         return values
 
     def encode_lines(self, values: Sequence[Any]) -> bytes:
-        r"""The texts of many values in one piece, a newline after each.
+        r"""Return the texts of many values in one piece, with a newline after each.
 
         >>> Codec().encode_lines([1, "a\nb"])
         b'1\n"a\\nb"\n'
         """
-        if len(values) <= _CHUNK:
-            return _lines(values, 0)
-        starts = range(0, len(values), _CHUNK)
-        return b"".join([_lines(values[start : start + _CHUNK], start) for start in starts])
+        if len(values) <= _CHUNK_VALUES:
+            return _encode_chunk(values, 0)
+        starts = range(0, len(values), _CHUNK_VALUES)
+        return b"".join([_encode_chunk(values[start : start + _CHUNK_VALUES], start) for start in starts])
 
     def decode_lines(self, data: bytes) -> list[Any]:
-        """The values of a piece that `encode_lines` made.
+        """Return the values of a piece that `encode_lines` made.
 
         >>> Codec().decode_lines(b'1\\n{"$set":[2]}\\n')
         [1, {2}]
@@ -175,26 +175,26 @@ class Codec:
         try:
             values = _decode_lines(data)
         except Exception as error:
-            raise _unreadable(error, data) from error
-        return self._finish(values, data) if _may_be_tagged(data) else values
+            raise _corrupt_value(error, data) from error
+        return self._untag_text(values, data) if _may_be_tagged(data) else values
 
-    def _finish(self, value: Any, text: bytes) -> Any:
+    def _untag_text(self, value: Any, text: bytes) -> Any:
         try:
             return self._untag(value)
         except MillpondError:
             raise
         except Exception as error:
-            raise _unreadable(error, text) from error
+            raise _corrupt_value(error, text) from error
 
     def _untag(self, value: Any) -> Any:
-        """Replaces tags by what they stand for; containers are fresh from the parser and changed in place."""
+        """Replace tags by their values; containers are fresh from the parser and changed in place."""
         cls = type(value)
         if cls is dict:
-            for word in value:  # our tags have their word first, and no other dict has a "$" there
+            for word in value:  # a tag has its word first, and no other dict begins with a "$"
                 if word[:1] == "$":
                     read = self._read.get(word)
                     if read is None:
-                        raise _unknown_tag(word)
+                        raise _unknown_tag_error(word)
                     return read(value)
                 break
             for key, item in value.items():
@@ -208,12 +208,12 @@ class Codec:
                     value[index] = self._untag(item)
         return value
 
-    def _hashed(self, make: Callable[[Any], Any], payload: Any) -> Any:
+    def _build_hashable(self, make: Callable[[Any], Any], payload: Any) -> Any:
         items = self._untag(payload)
         try:
             return make(items)
         except TypeError:
-            if self._unknown == "plain":  # a type that is not here has become a dict, which has no hash
+            if self._unknown == "plain":  # an unknown type has become a dict, which has no hash
                 return items
             raise
 
@@ -224,11 +224,11 @@ class Codec:
             cls = self._find(name)
             if cls is None:
                 return self._untag(tag["fields"])
-            record = kinds.record_of(cls)
+            record = user_types.record_type_of(cls)
             if record is None:
                 if self._unknown == "plain":
                     return self._untag(tag["fields"])
-                raise _other_kind(name, "a type with fields")
+                raise _changed_kind_error(name, "a type with fields")
             build = self._builds[name] = record.build
         fields = self._untag(tag["fields"])
         try:
@@ -246,7 +246,7 @@ class Codec:
         if not issubclass(cls, enum.Enum):
             if self._unknown == "plain":
                 return member
-            raise _other_kind(tag["$enum"], "an Enum")
+            raise _changed_kind_error(tag["$enum"], "an Enum")
         try:
             return cls(tag["value"]) if "value" in tag else cls.__members__[tag["name"]]
         except (KeyError, ValueError):
@@ -260,9 +260,9 @@ class Codec:
     def _find(self, name: str) -> type | None:
         cls = self._types.get(name)
         if cls is None:
-            names = kinds.known_names(name)
-            found = (look(each) for look in (self._types.get, kinds.find) for each in names)
-            cls = next((each for each in found if each is not None), None) or self._nested(name)
+            names = user_types.known_names(name)
+            found = (look(each) for look in (self._types.get, user_types.find_type) for each in names)
+            cls = next((each for each in found if each is not None), None) or self._find_nested(name)
             if cls is not None:
                 self._types[name] = cls
         if cls is None and self._unknown == "raise":
@@ -272,46 +272,47 @@ class Codec:
             )
         return cls
 
-    def _nested(self, name: str) -> type | None:
-        """The class within a class that workers once wrote under its last name alone; nothing if there are several."""
+    def _find_nested(self, name: str) -> type | None:
+        """Return the class inside a class that older workers stored by its last name; None if there are several."""
         module, _, path = name.partition(":")
-        if module != kinds.MAIN:
+        if module != user_types.MAIN:
             return None
         found = [cls for known, cls in self._types.items() if known.endswith(f".{path}")]
         return found[0] if len(found) == 1 else None
 
 
 def _may_be_tagged(text: bytes) -> bool:
-    return b"$" in text and b'"$' in text  # one byte is found many times as fast as two
+    return b"$" in text and b'"$' in text  # finding one byte is many times faster than two
 
 
-def _lines(values: Sequence[Any], start: int) -> bytes:
-    """One chunk; `start` is the place of its first value in the whole."""
+def _encode_chunk(values: Sequence[Any], start: int) -> bytes:
+    """Encode one chunk of values; `start` is the place of its first value in the whole."""
     survey = survey_of(values)
     if survey is not None:
         try:
             lines = _encode_lines(values)
         except (ValueError, RecursionError):
-            return _tagged_lines(values, start)
-        # msgspec writes nan and inf as null: where there is no null, there was none of them.
+            return _encode_tagged(values, start)
+        # msgspec writes nan and inf as null: if there is no null, there was none of them.
         if not (
             (survey.floats and b"null" in lines and survey.has_infinite())
             or (_may_be_tagged(lines) and survey.has_tag_like())
         ):
             return lines
     else:
-        with_times = _lines_with_times(values)
+        with_times = _encode_flat_rows(values)
         if with_times is not None:
             return with_times
-    return _tagged_lines(values, start)
+    return _encode_tagged(values, start)
 
 
-_FLAT = frozenset({str, int, bool, type(None), float, datetime})
+_FLAT_TYPES = frozenset({str, int, bool, type(None), float, datetime})
 
 
-def _lines_with_times(values: Sequence[Any]) -> bytes | None:
-    """The lines of flat dicts whose only values that are not plain are datetimes, as outputs of windows are; nothing
-    if they are not all such. The same bytes as `_tagged_lines` makes, in a third of the time.
+def _encode_flat_rows(values: Sequence[Any]) -> bytes | None:
+    """Encode flat dicts of plain values and datetimes, such as outputs of windows; return None for other values.
+
+    The bytes are those of `_encode_tagged`, made in a third of the time.
     """
     if set(map(type, values)) != {dict} or set(map(type, chain.from_iterable(values))) - {str}:
         return None
@@ -319,13 +320,13 @@ def _lines_with_times(values: Sequence[Any]) -> bytes | None:
     flat = list(chain.from_iterable(map(dict.values, values)))
     types = set(map(type, flat))
     if (
-        not types <= _FLAT
+        not types <= _FLAT_TYPES
         or any(name[:1] == "$" for name in names)
         or (float in types and not all(map(isfinite, [value for value in flat if type(value) is float])))
         or (int in types and not all(-BIG_INT < value < BIG_INT for value in flat if type(value) is int))
     ):
         return None
-    tags: dict[datetime, Any] = {}  # most rows share theirs; only of UTC, as equal times may be of different zones
+    tags: dict[datetime, Any] = {}  # most rows share them; only in UTC, since equal times may have different zones
     for value in flat:
         if type(value) is datetime and value.tzinfo is UTC and value not in tags:
             tags[value] = tag_datetime(value)
@@ -347,7 +348,7 @@ def _lines_with_times(values: Sequence[Any]) -> bytes | None:
         return None
 
 
-def _tagged_lines(values: Sequence[Any], start: int) -> bytes:
+def _encode_tagged(values: Sequence[Any], start: int) -> bytes:
     trees: list[Any] = []
     try:
         trees.extend(map(tree_of, values))
@@ -359,25 +360,25 @@ def _tagged_lines(values: Sequence[Any], start: int) -> bytes:
         return _encode_lines(trees)
     except UnicodeEncodeError:
         raise explain_text(values, start) from None
-    except ValueError:  # an integer with more digits than Python turns into text
+    except ValueError:  # an integer with more digits than Python converts to text
         return _encode_lines([with_big_ints(tree) for tree in trees])
 
 
-def _unreadable(error: Exception, data: bytes) -> Corrupt:
+def _corrupt_value(error: Exception, data: bytes) -> Corrupt:
     return Corrupt(
-        f"stored value: expected JSON text that Millpond wrote, got {short(bytes(data[:80]))} "
+        f"stored value: expected JSON text that Millpond wrote, got {short_repr(bytes(data[:80]))} "
         f"({type(error).__name__}: {error}); the file is damaged or was edited: restore it from a copy"
     )
 
 
-def _unknown_tag(word: str) -> Unreadable:
+def _unknown_tag_error(word: str) -> Unreadable:
     return Unreadable(
         f"stored value: expected a tag that this version of Millpond knows, got {word!r}; "
         "it was written by a newer version: upgrade"
     )
 
 
-def _other_kind(name: str, stored: str) -> Unreadable:
+def _changed_kind_error(name: str, stored: str) -> Unreadable:
     return Unreadable(
         f"stored value: expected {name!r} to be {stored}, as it was when the value was stored, "
         "but now it is something else; rename the new type, or migrate the state"

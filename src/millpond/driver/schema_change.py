@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from millpond.codec import Codec, Unreadable, decode_key
-from millpond.codec.shapes import can_read
+from millpond.codec.shapes import can_read_shape
 from millpond.errors import Corrupt, Incompatible, InvalidUse
 from millpond.log import segment
 from millpond.log.record import Record, StepInfo
@@ -116,7 +116,7 @@ def find_suspect_steps(program: Program, last: Record) -> frozenset[str]:
         info = last.steps.get(name) or last.steps.get(step.state.renamed_from or "")
         if info is None or info.oldest != step.state.version:
             continue
-        if not all(can_read(codec.find(cls), shape) for cls, shape in info.types.items()):
+        if not all(can_read_shape(codec.find(cls), shape) for cls, shape in info.types.items()):
             found.add(name)
     return frozenset(found)
 

@@ -27,10 +27,10 @@ from typing import Any, Literal
 import msgspec
 from pyspark import cloudpickle as _cloudpickle
 
-from millpond.codec import user_types as kinds
-from millpond.codec.refusal import short, type_name
+from millpond.codec import user_types
+from millpond.codec.refusal import type_name
 from millpond.codec.tagging import name_program_module
-from millpond.errors import InvalidUse
+from millpond.errors import InvalidUse, short_repr
 from millpond.pipeline import graph as g
 from millpond.sinks.base import Delivery
 from millpond.sources.base import Source
@@ -102,7 +102,7 @@ def _without_driver_parts(op: Operator) -> Operator:
 def _dumps(value: Any) -> tuple[bytes, tuple[type, ...]]:
     file = io.BytesIO()
     pickler = _Pickler(file)
-    modules = kinds.program_modules()
+    modules = user_types.program_modules()
     with _by_value(modules):
         pickler.dump((value, modules, _Met(pickler)))
     return file.getvalue(), tuple(pickler.met)
@@ -146,7 +146,7 @@ class _Met:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if kinds.is_program_module(module):
+        if user_types.is_program_module(module):
             raise pickle.PicklingError(f"{name} is known by name only, and workers do not run the program file")
         return super().find_class(module, name)
 
@@ -185,7 +185,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = super().reducer_override(cls)
         if not isinstance(reduced, tuple) or len(reduced) < 6:
             return reduced  # by name
-        if kinds.is_storable(cls):
+        if user_types.is_storable(cls):
             self.met[cls] = None
         make, args, (attributes, _), *_ = reduced
         *args, _tracker, extra = args  # without the tracker's id a class is made anew, also in its own process
@@ -207,7 +207,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 attributes[_MEMBERS] = {name: _set_by_init(member) for name, member in members.items()}
             else:
                 args[3] = {**args[3], "__qualname__": cls.__qualname__}
-                if "__slots__" in attributes and kinds.is_storable(cls):
+                if "__slots__" in attributes and user_types.is_storable(cls):
                     args[2], args[3]["__slots__"] = cls.__bases__, attributes.pop("__slots__")
             args = (*args, None, extra)
         return make, tuple(args), (attributes, reduced[5]), None, None, _fill_class
@@ -222,7 +222,7 @@ def _stream(obj: Any) -> Any:
 
 
 def _is_of_program(obj: Any) -> bool:
-    return kinds.is_program_module(obj.__module__)
+    return user_types.is_program_module(obj.__module__)
 
 
 def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
@@ -321,7 +321,7 @@ def _explained(program: g.Program, error: Exception) -> InvalidUse:
             path, culprit, error = _followed(node.op, [], _fails(node.op) or error, set())
             break
     what = f"{where}: {_spelled(path)}" if where else "a function, source or sink"
-    kind = "" if culprit is None else f", a {type_name(type(culprit))} ({short(culprit)}),"
+    kind = "" if culprit is None else f", a {type_name(type(culprit))} ({short_repr(culprit)}),"
     return InvalidUse(
         f"app {program.app!r}, {what}{kind} cannot be sent to the workers: {type(error).__name__}: {error}. "
         "What functions, sources and sinks refer to is copied to other processes. Open files, locks, connections and "

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from millpond.codec import Codec
-from millpond.codec.refusal import short
-from millpond.errors import InvalidUse
+from millpond.errors import InvalidUse, short_repr
 from millpond.log.segment import Change
 from millpond.replica import View
 from millpond.rows.rows import ENDING, Keys, Rows
@@ -155,6 +154,6 @@ def as_row_list(result: Any) -> list[Any]:
     """Return the rows in what a function returned that makes any number of them; a dict or a text is refused."""
     if isinstance(result, (Mapping, str, bytes)):
         raise InvalidUse(
-            f"expected several rows, as in a list, but the function returned {short(result)}; return [row]"
+            f"expected several rows, as in a list, but the function returned {short_repr(result)}; return [row]"
         )
     return list(result)

@@ -14,11 +14,10 @@ from millpond.admin import run_rebuild
 from millpond.app import App
 from millpond.clock import ManualClock
 from millpond.codec import Codec, NotEncodable, copy_value
-from millpond.codec.refusal import short
 from millpond.driver.batch import positions_of
 from millpond.driver.commit import ACTIONS, STEPS, Driver
 from millpond.driver.settings import Controls, DriverSettings, StepName
-from millpond.errors import InvalidUse, MillpondError
+from millpond.errors import InvalidUse, MillpondError, short_repr
 from millpond.log import pointer
 from millpond.log.jobs import When
 from millpond.log.ledger import Ledger
@@ -200,7 +199,7 @@ class TestDriver:
                 raise InvalidUse(f"send: the app has no stream {name!r}; it has: {', '.join(self._sources) or 'none'}")
             if isinstance(sent, (Mapping, str, bytes)) or not isinstance(sent, Iterable):
                 raise InvalidUse(
-                    f"send({name!r}): expected a list of rows, got {short(sent)}; send [row] for a single one"
+                    f"send({name!r}): expected a list of rows, got {short_repr(sent)}; send [row] for a single one"
                 )
         for name, sent in feeds.items():
             self._sources[name].send(list(sent))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.codec.user_types import record_of
+from millpond.codec.user_types import record_type_of
 from millpond.steps.failure import BadInput
 
 SUFFIX = "_right"
@@ -40,7 +40,7 @@ def _fields(row: Any) -> dict[str, Any]:
         if all(isinstance(name, str) for name in row):
             return row
     else:
-        record = record_of(type(row))
+        record = record_type_of(type(row))
         if record is not None:
             return record.take(row)
     raise BadInput(

@@ -16,8 +16,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from millpond.codec import Codec, decode_key, encode_key
-from millpond.codec.refusal import short
-from millpond.errors import Incompatible, InvalidUse
+from millpond.errors import Incompatible, InvalidUse, short_repr
 from millpond.log.segment import Change
 from millpond.steps.failure import FAULTS
 from millpond.steps.state.named import cell_for, cell_name
@@ -103,7 +102,7 @@ class Migration(ABC):
             except FAULTS as error:
                 raise Incompatible(
                     f"step {self.step!r}: its migration raised {type(error).__name__}: {error}, for the key "
-                    f"{short(key)} and the value {short(value, 500)}. Nothing was changed."
+                    f"{short_repr(key)} and the value {short_repr(value, 500)}. Nothing was changed."
                 ) from error
             if value is None:
                 break
@@ -154,7 +153,7 @@ class NamedValuesMigration(Migration):
 def _pair(result: Any) -> tuple[Any, Any]:
     if result.__class__ is tuple and len(result) == 2:
         return result
-    raise TypeError(f"expected (key, value), a tuple of two, and the function returned {short(result)}")
+    raise TypeError(f"expected (key, value), a tuple of two, and the function returned {short_repr(result)}")
 
 
 def takes_key(function: Callable[..., Any]) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from millpond.codec.shapes import annotated
+from millpond.codec.shapes import annotation_types
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Running, StepContext, as_row_list
@@ -43,7 +43,7 @@ class ApplyStep(Step):
         return () if result is None else (result,)
 
     def state_types(self) -> list[Any]:
-        return [*self.state.types, *annotated(self.f)]
+        return [*self.state.types, *annotation_types(self.f)]
 
     @classmethod
     def is_shown(cls, cell: bytes) -> bool:

@@ -15,9 +15,8 @@ from types import NoneType
 from typing import Any, ClassVar, Self
 
 from millpond.codec import IMMUTABLE, copy_value
-from millpond.codec.refusal import short
-from millpond.codec.shapes import annotated
-from millpond.errors import InvalidUse
+from millpond.codec.shapes import annotation_types
+from millpond.errors import InvalidUse, short_repr
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Running, StepContext
@@ -50,7 +49,7 @@ class StatefulMapStep(Step):
 
     def state_types(self) -> list[Any]:
         initial = self.initial if isinstance(self.initial, type) else type(self.initial)
-        return [*self.state.types, initial, *annotated(self.f)]
+        return [*self.state.types, initial, *annotation_types(self.f)]
 
     @classmethod
     def is_shown(cls, cell: bytes) -> bool:
@@ -199,4 +198,4 @@ def output_and_state(result: Any) -> tuple[Any, Any]:
     """
     if result.__class__ is tuple and len(result) == 2:
         return result
-    raise InvalidUse(f"expected (output, state), a tuple of two, and the function returned {short(result)}")
+    raise InvalidUse(f"expected (output, state), a tuple of two, and the function returned {short_repr(result)}")
