@@ -13,7 +13,7 @@ from millpond.pipeline import joins
 from millpond.pipeline.fields import Field
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, StepSettings, step_settings
-from millpond.pipeline.stream import On, Stream, concurrent, function
+from millpond.pipeline.stream import Frame, On, Stream, batch_operator, concurrent, function
 from millpond.pipeline.table import Table, lookup_node
 from millpond.pipeline.windowed import WindowedStream, check_window
 from millpond.sinks.base import Sink
@@ -116,6 +116,29 @@ class KeyedStream(Stream[R], Generic[K, R]):
         >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").map_async(lambda row: row)
         """
         return KeyedStream(self._graph, self._same(concurrent(f, workers, on_error, self._node)))
+
+    def map_batch(
+        self, f: Callable[[Frame], Frame], *, on_error: OnError | None = None
+    ) -> KeyedStream[K, dict[str, Any]]:
+        """Call `f` with many rows at once, as a table; it returns one row for each, in their order.
+
+        Rows keep their key, and the rows of one call may belong to several keys. The annotation of its first parameter
+        says what `f` takes and returns: `pyarrow.Table` (also without an annotation), `polars.DataFrame` or
+        `pandas.DataFrame`. `on_error` applies to all rows of a call. See `Stream.map_batch`.
+
+        >>> import millpond as mp
+        >>> import pyarrow.compute as pc
+        >>> app = mp.App("a")
+        >>> rows = app.stream("n", mp.sources.rows([])).key_by("k")
+        >>> squares = rows.map_batch(lambda table: table.append_column("square", pc.power(table["n"], 2)))
+        >>> total = squares.stateful_map("total", lambda key, row, sum: (sum + row["square"],) * 2, initial=0)
+        >>> out = total.to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("n", [{"k": "a", "n": 2}, {"k": "b", "n": 3}, {"k": "a", "n": 4}])
+        ...     driver.output("out")
+        [4, 9, 20]
+        """
+        return KeyedStream(self._graph, self._same(batch_operator(f, on_error, self._node)))
 
     def lookup(
         self,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.pipeline.table import Table, lookup_node
+from millpond.rows.frames import frame_kind
 from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError, check_on_error
 from millpond.steps.operator import Operator
@@ -20,6 +21,7 @@ from millpond.steps.verbs.key_by import KeyBy
 from millpond.steps.verbs.late_split import LateSplit
 from millpond.steps.verbs.map import Map
 from millpond.steps.verbs.map_async import MapAsync
+from millpond.steps.verbs.map_batch import MapBatch
 from millpond.steps.verbs.union import Union
 from millpond.steps.verbs.with_time import WithTime
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Out = TypeVar("Out")
+Frame = TypeVar("Frame")  # a pyarrow.Table, a polars.DataFrame or a pandas.DataFrame
 On = str | tuple[str, ...] | Callable[[Any], Any]
 
 
@@ -113,6 +116,33 @@ class Stream(Generic[R]):
         [{'id': 1, 'price': 3}, {'id': 2, 'price': 3}]
         """
         return Stream(self._graph, self._same(concurrent(f, workers, on_error, self._node)))
+
+    def map_batch(self, f: Callable[[Frame], Frame], *, on_error: OnError | None = None) -> Stream[dict[str, Any]]:
+        """Call `f` with many rows at once, as a table; the rows of the table that it returns go on.
+
+        The annotation of its first parameter says what `f` takes and returns: `pyarrow.Table` (also without an
+        annotation), `polars.DataFrame` or `pandas.DataFrame` (with Arrow-backed columns). Rows that a source reads as
+        columns, such as Parquet, are handed over as they are, and stay columns until a function needs Python objects.
+        Other rows must be dicts, dataclasses or Structs whose fields have one type each.
+
+        How many rows come together depends on the source and on the batch, so `f` should treat rows one by one: use
+        windows or `aggregate` to compute across rows. Without keys and event times it may return any number of rows.
+        Rows with a key or an event time keep it, so `f` must return one row for each, in their order.
+
+        A call cannot say which row failed: `on_error` applies to all rows of the call.
+
+        >>> import millpond as mp
+        >>> import pyarrow.compute as pc
+        >>> def in_euro(prices):
+        ...     return prices.set_column(0, "euro", pc.multiply(prices["dollar"], 0.5))
+        >>> app = mp.App("a")
+        >>> out = app.stream("prices", mp.sources.rows([])).map_batch(in_euro).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("prices", [{"dollar": 3.0}, {"dollar": 5.0}])
+        ...     driver.output("out")
+        [{'euro': 1.5}, {'euro': 2.5}]
+        """
+        return Stream(self._graph, self._same(batch_operator(f, on_error, self._node)))
 
     @property
     def on_time(self) -> Self:
@@ -242,6 +272,12 @@ def concurrent(f: Any, workers: Any, on_error: Any, node: g.Node) -> MapAsync:
         raise InvalidUse(f"map_async(workers): expected a whole number of 1 or more, got {workers!r}")
     policy: OnError = node.on_error if on_error is None else check_on_error(on_error, "map_async(on_error)")
     return MapAsync(function(f, "map_async"), workers, policy)
+
+
+def batch_operator(f: Any, on_error: Any, node: g.Node) -> MapBatch:
+    """Return the operator of `map_batch`, if what it is given can be one."""
+    policy: OnError = node.on_error if on_error is None else check_on_error(on_error, "map_batch(on_error)")
+    return MapBatch(function(f, "map_batch"), frame_kind(f, "map_batch"), policy)
 
 
 def function(f: Any, where: str) -> Any:

@@ -13,11 +13,23 @@ import pyarrow as pa
 
 from millpond.errors import InvalidUse
 
+
+@dataclasses.dataclass(frozen=True)
+class TableUse:
+    """What a table is made for, in the words of error messages."""
+
+    whole: str  # that needs the table
+    column: str
+    otherwise: str  # what to do with rows that do not fit
+
+
+PARQUET = TableUse("a Parquet file", "a Parquet column", "use format='jsonl'")
+
 _NUMBERS = {"int", "float"}
 _NESTED_TYPES = (dict, list, tuple, set, frozenset)
 
 
-def rows_to_table(rows: list[Any]) -> pa.Table:
+def rows_to_table(rows: list[Any], use: TableUse = PARQUET) -> pa.Table:
     """Return a table with a column per field, in the order of first appearance; a field that a row lacks is null.
 
     Rows are dicts, dataclasses or Structs. UUIDs become strings, sets and tuples lists. Integers and floats
@@ -27,17 +39,21 @@ def rows_to_table(rows: list[Any]) -> pa.Table:
     >>> rows_to_table([{"a": 1}, {"a": 2.5, "b": "x"}]).to_pylist()
     [{'a': 1.0, 'b': None}, {'a': 2.5, 'b': 'x'}]
     """
-    records = [_record(row) for row in rows]
+    records = [_record(row, use) for row in rows]
     names = list(dict.fromkeys(name for record in records for name in record))
     if not names:
-        raise InvalidUse("a Parquet file needs rows with fields, got rows without any. Use format='jsonl'.")
+        raise InvalidUse(f"{use.whole} needs rows with fields, got rows without any. {_sentence(use.otherwise)}")
     for name in names:
         if not isinstance(name, str):
-            raise InvalidUse(f"a Parquet column needs a string as its name, got {name!r}. Use format='jsonl'.")
-    return pa.table({name: _column(name, [record.get(name) for record in records]) for name in names})
+            raise InvalidUse(f"{use.column} needs a string as its name, got {name!r}. {_sentence(use.otherwise)}")
+    return pa.table({name: strict_column(name, [record.get(name) for record in records], use) for name in names})
 
 
-def _record(row: Any) -> Mapping[Any, Any]:
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _record(row: Any, use: TableUse) -> Mapping[Any, Any]:
     if isinstance(row, Mapping):
         return row
     if isinstance(row, msgspec.Struct):
@@ -45,24 +61,25 @@ def _record(row: Any) -> Mapping[Any, Any]:
     if dataclasses.is_dataclass(row) and not isinstance(row, type):
         return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
     raise InvalidUse(
-        f"a Parquet file needs rows with fields (dicts, dataclasses or Structs), got {type(row).__name__}: "
-        f"{repr(row)[:200]}. Map the rows to dicts, or use format='jsonl'."
+        f"{use.whole} needs rows with fields (dicts, dataclasses or Structs), got {type(row).__name__}: "
+        f"{repr(row)[:200]}. Map the rows to dicts, or {use.otherwise}."
     )
 
 
-def _column(name: str, values: list[Any]) -> Any:
+def strict_column(name: str, values: list[Any], use: TableUse) -> Any:
+    """Return an Arrow array of values that all have one type; InvalidUse names the field if they do not."""
     types = set(map(type, values))
     if types & {datetime, uuid.UUID} or not types.isdisjoint(_NESTED_TYPES) or any(map(_is_record, types)):
-        values = [_to_plain(value) for value in values]
+        values = [_to_plain(value, use) for value in values]
     kinds: dict[str, str] = {}
     if len(types - {type(None)}) > 1 or datetime in types or not types.isdisjoint(_NESTED_TYPES):
         for value in values:
-            _check_one_type(name, value, kinds)
+            _check_one_type(name, value, kinds, use)
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
         raise InvalidUse(
-            f"field {name!r} cannot be a Parquet column: {error}. Convert it with map(), or use format='jsonl'."
+            f"field {name!r} cannot be {use.column}: {error}. Convert it with map(), or {use.otherwise}."
         ) from None
 
 
@@ -70,19 +87,19 @@ def _is_record(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: Any, use: TableUse) -> Any:
     if isinstance(value, uuid.UUID):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _to_plain(inner) for key, inner in value.items()}
+        return {key: _to_plain(inner, use) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_to_plain(inner) for inner in value]
+        return [_to_plain(inner, use) for inner in value]
     if _is_record(type(value)):
-        return {key: _to_plain(inner) for key, inner in _record(value).items()}
+        return {key: _to_plain(inner, use) for key, inner in _record(value, use).items()}
     return value
 
 
-def _check_one_type(path: str, value: Any, kinds: dict[str, str]) -> None:
+def _check_one_type(path: str, value: Any, kinds: dict[str, str], use: TableUse) -> None:
     """Raise InvalidUse if an earlier value at this path has another type."""
     if value is None:
         return
@@ -92,12 +109,12 @@ def _check_one_type(path: str, value: Any, kinds: dict[str, str]) -> None:
     known = kinds.setdefault(path, kind)
     if known != kind and {known, kind} != _NUMBERS:
         raise InvalidUse(
-            f"field {path!r}: expected one type in a Parquet column, got {known} and {kind}. "
-            "Convert one of them with map(), or use format='jsonl'."
+            f"field {path!r}: expected one type in {use.column}, got {known} and {kind}. "
+            f"Convert one of them with map(), or {use.otherwise}."
         )
     if isinstance(value, dict):
         for key, inner in value.items():
-            _check_one_type(f"{path}.{key}", inner, kinds)
+            _check_one_type(f"{path}.{key}", inner, kinds, use)
     elif isinstance(value, list):
         for inner in value:
-            _check_one_type(f"{path}[]", inner, kinds)
+            _check_one_type(f"{path}[]", inner, kinds, use)

@@ -14,6 +14,7 @@ from millpond.clock import Clock
 from millpond.codec import NotEncodable, Unreadable, copy_value
 from millpond.errors import Corrupt, Incompatible, InvalidUse, StepFailed
 from millpond.rows.rows import BadInput as BadInput
+from millpond.rows.rows import Rows
 from millpond.timing import seconds
 
 
@@ -161,6 +162,21 @@ class Failures:
                 "batch": self.batch,
             }
             self.bury(letter, order)
+
+    def handle_together(self, policy: OnError, step: str, error: BaseException, rows: Rows) -> None:
+        """Apply a policy to all rows that a function was given at once: none of them can be blamed alone.
+
+        All attempts have been made: of a `Retry`, only `then` is left.
+        """
+        policy = policy.then if isinstance(policy, Retry) else policy
+        if policy == "stop" and not isinstance(error, (Unreadable, Incompatible, Corrupt)):
+            failure = stop_for_error(step, error, self.batch).failure
+            text = f"{failure.error}, in a call with {len(rows)} row{'s' if len(rows) > 1 else ''}"
+            trace = "" if isinstance(error, InvalidUse) else failure.traceback
+            raise Stop(StepFailed(step, batch=self.batch, error=text, traceback=trace)) from error
+        for i, row in enumerate(rows.objects()):
+            key = None if rows.keys is None else rows.keys.of(i)
+            self.handle(policy, step, error, FailedRow(key, row, rows.order[i]))
 
 
 def unreadable_state(step: str, error: Unreadable, key: Any = None) -> Incompatible:
