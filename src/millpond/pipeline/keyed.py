@@ -50,7 +50,9 @@ _ON_CLOSE = on_close()
 
 
 class KeyedStream(Stream[R], Generic[K, R]):
-    """Rows that belong to keys, each of which has state of its own.
+    """Rows that belong to keys. Each key has state of its own in every step.
+
+    The verbs of `Stream` work as they do there, and the rows keep their key through all of them.
 
     >>> import millpond as mp
     >>> app = mp.App("orders")
@@ -58,63 +60,38 @@ class KeyedStream(Stream[R], Generic[K, R]):
     >>> def add_up(key, order, total):
     ...     total += order["amount"]
     ...     return {"customer": key, "total": total}, total
-    >>> totals = orders.key_by("customer").stateful_map("total", add_up, initial=0)
-    >>> out = totals.to("totals", mp.sinks.memory())
+    >>> paid = orders.key_by("customer").filter(lambda order: order["paid"])
+    >>> out = paid.stateful_map("total", add_up, initial=0).to("out", mp.sinks.memory())
     >>> with mp.testing.TestDriver(app) as driver:
-    ...     driver.send("orders", [{"customer": "ann", "amount": 3}, {"customer": "ann", "amount": 4}])
+    ...     driver.send("orders", [{"customer": "ann", "amount": 3, "paid": True}])
+    ...     driver.send("orders", [{"customer": "ann", "amount": 4, "paid": True}])
+    ...     driver.send("orders", [{"customer": "ann", "amount": 9, "paid": False}])
+    ...     driver.output("out")
     ...     driver.state("total").get("ann")
+    [{'customer': 'ann', 'total': 3}, {'customer': 'ann', 'total': 7}]
     7
     """
 
-    # The key stays with the rows through these verbs, so they give a keyed stream again.
-    def map(self, f: Callable[[R], Out]) -> KeyedStream[K, Out]:
-        """Each row becomes what `f` makes of it, and keeps its key.
+    # --- verbs of Stream, which return a keyed stream here: documented there ---
 
-        >>> import millpond as mp
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").map(lambda row: row)
-        """
+    def map(self, f: Callable[[R], Out]) -> KeyedStream[K, Out]:
         return KeyedStream(self._graph, self._same(Map(function(f, "map"))))
 
     def filter(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
-        """Only the rows for which `f` is true go on, with their key.
-
-        >>> import millpond as mp
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").filter(bool)
-        """
         return KeyedStream(self._graph, self._same(Filter(function(f, "filter"))))
 
     def flat_map(self, f: Callable[[R], Iterable[Out]]) -> KeyedStream[K, Out]:
-        """Each row becomes any number of rows of the same key.
-
-        >>> import millpond as mp
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").flat_map(list)
-        """
         return KeyedStream(self._graph, self._same(FlatMap(function(f, "flat_map"))))
 
     def inspect(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
-        """Show each row to `f`, and let it go on with its key.
-
-        >>> import millpond as mp
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").inspect(print)
-        """
         return KeyedStream(self._graph, self._same(Inspect(function(f, "inspect"))))
 
     def with_time(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
-        """Set each row's event time anew.
-
-        >>> import millpond as mp
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").with_time(lambda row: 1)
-        """
         return KeyedStream(self._graph, self._same(WithTime(function(f, "with_time"))))
 
     def map_async(
         self, f: Callable[[R], Any], workers: int = 8, *, on_error: OnError | None = None
     ) -> KeyedStream[K, Any]:
-        """As `map`, for a function that waits: it runs over `workers` rows at a time, and rows keep their key.
-
-        >>> import millpond as mp
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").map_async(lambda row: row)
-        """
         return KeyedStream(self._graph, self._same(concurrent(f, workers, on_error, self._node)))
 
     def map_batch(
@@ -150,30 +127,27 @@ class KeyedStream(Stream[R], Generic[K, R]):
         merge: Callable[[R, Any], Any] | None = None,
         on_error: OnError | None = None,
     ) -> KeyedStream[K, Any]:
-        """Each row with the row of a table that has its key, or the key that `on` says; it keeps its own.
+        """Add to each row the row of a table that has its key, or the key that `on` gives. The row keeps its own key.
+
+        The arguments are those of `Stream.lookup`. A stream that is keyed like the table needs no `on`.
 
         >>> import millpond as mp
         >>> app = mp.App("shop")
         >>> prices = app.table("prices", app.stream("updates", mp.sources.rows([])).key_by("sku"))
-        >>> priced = app.stream("orders", mp.sources.rows([])).key_by("sku").lookup("priced", prices, how="inner")
+        >>> orders = app.stream("orders", mp.sources.rows([])).key_by("sku")
+        >>> out = orders.lookup("priced", prices, how="inner").to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send({"updates": [{"sku": "tea", "price": 3}], "orders": [{"sku": "tea"}, {"sku": "pen"}]})
+        ...     driver.output("out")
+        [{'sku': 'tea', 'price': 3}]
         """
         return KeyedStream(self._graph, lookup_node(self._graph, self._node, name, table, on, how, merge, on_error))
 
     def branch(self, **predicates: Callable[[R], Any]) -> dict[str, Stream[R]]:
-        """Part the stream; the rows of every part keep their key.
-
-        >>> import millpond as mp
-        >>> parts = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").branch(one=lambda r: r["k"])
-        """
         parts = super().branch(**predicates)
         return {name: KeyedStream(self._graph, part._node) for name, part in parts.items()}
 
     def to(self, name: str, sink: Sink) -> KeyedStream[K, R]:
-        """Send the rows to a sink, and return the stream.
-
-        >>> import millpond as mp
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").to("out", mp.sinks.memory())
-        """
         super().to(name, sink)
         return self
 
@@ -185,14 +159,25 @@ class KeyedStream(Stream[R], Generic[K, R]):
         initial: Any = None,
         **how: Unpack[StateOptions],
     ) -> KeyedStream[K, Out]:
-        """`f(key, row, state)` gives `(output, state)`. State `None` drops it, output `None` emits nothing.
+        """Call `f(key, row, state)` for every row; it returns `(output, new state)`.
 
-        `initial` is what a key begins with: a value, copied each time, or a function that makes one. `ttl` is how long
-        a state lives from the last row on, a duration or `mp.ttl(…)`; then the key begins with `initial` again.
+        An output of `None` emits nothing, a new state of `None` drops the key's state. `initial` is the state that a
+        key starts with: a value, which is copied for each key, or a function that makes one. With a `ttl`, a key that
+        had no row for that long starts with `initial` again.
+
+        Rows of one key are processed in their order. If `f` raises, the state stays as it was before the row, and
+        `on_error` decides about the row.
 
         >>> import millpond as mp
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k")
-        >>> counted = rows.stateful_map("count", lambda key, row, n: (n + 1, n + 1), initial=0)
+        >>> app = mp.App("visits")
+        >>> def number(page, visit, n):
+        ...     return {**visit, "number": n + 1}, n + 1
+        >>> visits = app.stream("visits", mp.sources.rows([])).key_by("page")
+        >>> out = visits.stateful_map("numbers", number, initial=0).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("visits", [{"page": "/"}, {"page": "/about"}, {"page": "/"}])
+        ...     driver.output("out")
+        [{'page': '/', 'number': 1}, {'page': '/about', 'number': 1}, {'page': '/', 'number': 2}]
         """
         function(f, f"stateful_map({name!r})")
         return self._add_step(StatefulMapStep(f=f, initial=initial, **self._settings("stateful_map", name, how)))
@@ -203,16 +188,25 @@ class KeyedStream(Stream[R], Generic[K, R]):
         f: Callable[[R, State], Out | None],
         **how: Unpack[StateOptions],
     ) -> KeyedStream[K, Out]:
-        """`f(row, state)` gives an output, or `None` for none, and reads and writes the key's named state.
+        """Call `f(row, state)` for every row; it returns an output, or `None` for none.
 
-        `ttl` is how long what is set lives, each value, list and element of a map on its own: a duration from the last
-        time that it was written, or `mp.ttl(…)`.
+        `state` is a `State`: named values, lists and maps of the key. If `f` raises, what it wrote is undone. With a
+        `ttl` each value, list and element of a map expires on its own: a duration after it was last written, or as
+        `mp.ttl(…)` says.
 
         >>> import millpond as mp
-        >>> def nth(row, state):
-        ...     state.set("n", state.get("n", 0) + 1)
-        ...     return {**row, "n": state.get("n")}
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").apply("nth", nth)
+        >>> app = mp.App("readings")
+        >>> def jump(reading, state):
+        ...     last = state.get("last", reading["value"])
+        ...     state.set("last", reading["value"])
+        ...     if abs(reading["value"] - last) > 10:
+        ...         return {"sensor": state.key, "from": last, "to": reading["value"]}
+        >>> readings = app.stream("readings", mp.sources.rows([])).key_by("sensor")
+        >>> out = readings.apply("jumps", jump).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("readings", [{"sensor": "a", "value": value} for value in (20, 21, 45)])
+        ...     driver.output("out")
+        [{'sensor': 'a', 'from': 21, 'to': 45}]
         """
         function(f, f"apply({name!r})")
         return self._add_step(ApplyStep(f=f, **self._settings("apply", name, how)))
@@ -223,11 +217,25 @@ class KeyedStream(Stream[R], Generic[K, R]):
         f: Callable[[R, State], Iterable[Out] | None],
         **how: Unpack[StateOptions],
     ) -> KeyedStream[K, Out]:
-        """`f(row, state)` gives any number of outputs.
+        """Call `f(row, state)` for every row; it returns any number of outputs, as a list or another iterable.
+
+        As `apply` otherwise.
 
         >>> import millpond as mp
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k")
-        >>> twice = rows.flat_apply("twice", lambda row, state: [row, row])
+        >>> app = mp.App("baskets")
+        >>> def collect(row, state):
+        ...     items = state.list("items")
+        ...     items.append(row["item"])
+        ...     if len(items) == 2:
+        ...         done = [{"customer": state.key, "item": item} for item in items]
+        ...         items.clear()
+        ...         return done
+        >>> rows = app.stream("rows", mp.sources.rows([])).key_by("customer")
+        >>> out = rows.flat_apply("pairs", collect).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("rows", [{"customer": "ann", "item": item} for item in ("tea", "pen", "cup")])
+        ...     driver.output("out")
+        [{'customer': 'ann', 'item': 'tea'}, {'customer': 'ann', 'item': 'pen'}]
         """
         function(f, f"flat_apply({name!r})")
         return self._add_step(FlatApplyStep(f=f, **self._settings("flat_apply", name, how)))
@@ -238,13 +246,21 @@ class KeyedStream(Stream[R], Generic[K, R]):
         f: Callable[[R, State], Any],
         **how: Unpack[StateOptions],
     ) -> KeyedStream[K, R]:
-        """`f(row, state)` changes the row in place; what it returns does not matter.
+        """Call `f(row, state)` for every row, which changes the row in place. What it returns is ignored.
+
+        As `apply` otherwise.
 
         >>> import millpond as mp
+        >>> app = mp.App("lines")
         >>> def number(row, state):
-        ...     row["n"] = state.get("n", 0)
-        ...     state.set("n", row["n"] + 1)
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([{"k": 1}])).key_by("k").update("number", number)
+        ...     state.set("n", state.get("n", 0) + 1)
+        ...     row["n"] = state.get("n")
+        >>> lines = app.stream("lines", mp.sources.rows([])).key_by("file")
+        >>> out = lines.update("number", number).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("lines", [{"file": "a"}, {"file": "a"}])
+        ...     driver.output("out")
+        [{'file': 'a', 'n': 1}, {'file': 'a', 'n': 2}]
         """
         function(f, f"update({name!r})")
         return self._add_step(UpdateStep(f=f, **self._settings("update", name, how)))
@@ -255,14 +271,22 @@ class KeyedStream(Stream[R], Generic[K, R]):
         f: Callable[[R, State], Any],
         **how: Unpack[StateOptions],
     ) -> KeyedStream[K, R]:
-        """The row goes on when `f(row, state)` is true.
+        """Let a row pass if `f(row, state)` is true.
+
+        As `apply` otherwise.
 
         >>> import millpond as mp
-        >>> def rising(row, state):
-        ...     last = state.get("last")
-        ...     state.set("last", row["v"])
-        ...     return last is None or row["v"] > last
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([])).key_by("k").stateful_filter("rising", rising)
+        >>> app = mp.App("prices")
+        >>> def is_new_high(row, state):
+        ...     if row["price"] > state.get("high", 0):
+        ...         state.set("high", row["price"])
+        ...         return True
+        >>> prices = app.stream("prices", mp.sources.rows([])).key_by("paper")
+        >>> out = prices.stateful_filter("highs", is_new_high).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("prices", [{"paper": "X", "price": price} for price in (7, 5, 9)])
+        ...     [row["price"] for row in driver.output("out")]
+        [7, 9]
         """
         function(f, f"stateful_filter({name!r})")
         return self._add_step(StatefulFilterStep(f=f, **self._settings("stateful_filter", name, how)))
@@ -276,13 +300,18 @@ class KeyedStream(Stream[R], Generic[K, R]):
         on_error: OnError | None = None,
         **aggregations: Aggregation,
     ) -> KeyedStream[K, dict[str, Any]]:
-        """Running aggregates: an output per row, with the key's fields and every aggregate by its name.
+        """Keep running aggregates per key, and emit a row per input row: the key's fields and each result by its name.
 
-        With a `ttl` a key that had no row for so long begins anew.
+        With a `ttl`, a key that had no row for that long starts from the beginning.
 
         >>> import millpond as mp
-        >>> orders = mp.App("a").stream("orders", mp.sources.rows([])).key_by("customer")
-        >>> spend = orders.aggregate("spend", n=mp.count(), spent=mp.sum("amount"))
+        >>> app = mp.App("shop")
+        >>> orders = app.stream("orders", mp.sources.rows([])).key_by("customer")
+        >>> out = orders.aggregate("spend", n=mp.count(), spent=mp.sum("amount")).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("orders", [{"customer": "ann", "amount": 3}, {"customer": "ann", "amount": 4}])
+        ...     driver.output("out")
+        [{'customer': 'ann', 'n': 1, 'spent': 3}, {'customer': 'ann', 'n': 2, 'spent': 7}]
         """
         wrong = [n for n, a in aggregations.items() if not isinstance(a, Aggregation)]
         clash = sorted(set(aggregations) & set(self._node.keyed or ()))
@@ -305,14 +334,19 @@ class KeyedStream(Stream[R], Generic[K, R]):
         renamed_from: str | None = None,
         on_error: OnError | None = None,
     ) -> KeyedStream[K, R]:
-        """Only the first row of each key, or of each `by` of a key, goes on; `within` a time, or for ever.
+        """Let only the first row of each key pass, or of each `by` of a key: for ever, or `within` a duration.
 
-        `within` counts as a `ttl` does: a row that passes at t is remembered until t + `within`, by event time where
-        rows have one, and one that is older than the watermark from the watermark on.
+        `by` is a field or a function of the row. A row that passes at time t is remembered until t + `within`: by event
+        time where rows have one, else by the clock. One that is older than the watermark counts from the watermark.
 
         >>> import millpond as mp
-        >>> payments = mp.App("a").stream("payments", mp.sources.rows([])).key_by("card")
-        >>> once = payments.deduplicate("once", by="payment_id", within="1d")
+        >>> app = mp.App("payments")
+        >>> payments = app.stream("payments", mp.sources.rows([]), timestamp="at").key_by("card")
+        >>> out = payments.deduplicate("once", by="id", within=60).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("payments", [{"card": 1, "id": "a", "at": at} for at in (0, 30, 100)])
+        ...     [row["at"] for row in driver.output("out")]
+        [0, 100]
         """
         where = f"deduplicate({name!r}, within)"
         lives = None if within is None else checked_ttl(duration(within, where), where)
@@ -328,12 +362,14 @@ class KeyedStream(Stream[R], Generic[K, R]):
         processor: Processor | Callable[[], Processor],
         **how: Unpack[StateOptions],
     ) -> KeyedStream[K, Any]:
-        """State and timers: `processor` is an object, or its class, or a function without arguments that makes one.
+        """Call a processor for every row and for every timer that it has set.
 
-        `on_row(key, row, state, timers)` is called for every row, and `on_timer(key, timer, state, timers)` for every
-        timer that it has set, in the order of time, when the watermark or the clock has come to it. Both return an
-        output, a list of them or `None`, or yield outputs. What a timer puts out has the timer's time, or the watermark
-        if the timer went by the clock. At the end of the input every timer of event time fires once.
+        `processor` is an object with a method `on_row`, or its class, or a function without arguments that makes one;
+        a class or function is called once per batch and partition. `on_row(key, row, state, timers)` is called for
+        every row. `on_timer(key, timer, state, timers)` is called for every timer, in the order of time, when the
+        watermark or the clock has reached it. Both return an output, a list of outputs or `None`, or yield outputs. An
+        output of a timer has the time of the timer, or the watermark if the timer goes by the clock. At the end of the
+        input every timer of event time fires once.
 
         >>> import millpond as mp
         >>> class Forgotten:
@@ -369,17 +405,23 @@ class KeyedStream(Stream[R], Generic[K, R]):
         renamed_from: str | None = None,
         on_error: OnError | None = None,
     ) -> WindowedStream[K, R]:
-        """Put the rows of each key into windows; `aggregate` then says what to make of them.
+        """Put the rows of each key into windows. Call `aggregate` on the result to say what to compute over each.
 
-        A window closes when the watermark has passed its end by `grace`; what comes later is late. `trigger` says
-        when it shows a pane before that, `panes` whether a pane holds all rows so far, those since the last pane, or
-        all of them with the last pane taken back. With `fires="all"` one trigger per key shows all open windows of
-        the key. With `clock="key"` windows go by the newest time of their own key.
+        A window closes when the watermark has passed its end by `grace`; rows that come later are late. `trigger`
+        says when a window shows a pane before it closes. `panes` says what a pane holds: all rows so far
+        ("accumulate"), those since the last pane ("discard"), or all rows so far after a row that takes the last pane
+        back ("retract"). With `fires="all"`, a key has one trigger, which shows all its open windows. With
+        `clock="key"`, windows close by the newest time of their own key instead of the watermark.
 
         >>> import millpond as mp
-        >>> orders = mp.App("a").stream("orders", mp.sources.rows([]), timestamp="at").key_by("customer")
-        >>> per_minute = orders.window("per-minute", mp.tumbling("1m"), grace="10s")
-        >>> totals = per_minute.aggregate(n=mp.count(), spent=mp.sum("amount"))
+        >>> app = mp.App("shop")
+        >>> orders = app.stream("orders", mp.sources.rows([]), timestamp="at").key_by("customer")
+        >>> per_minute = orders.window("per-minute", mp.tumbling(60), grace=10)
+        >>> out = per_minute.aggregate(n=mp.count()).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("orders", [{"customer": "ann", "at": at} for at in (5, 50, 130)])
+        ...     driver.output("out")
+        [{'customer': 'ann', 'window_start': 0, 'window_end': 60, 'pane': 0, 'final': True, 'n': 2}]
         """
         options = check_window(name, window, grace, trigger, panes, fires, clock)
         return WindowedStream(self, name, options, {"on_error": on_error, "renamed_from": renamed_from})
@@ -397,18 +439,18 @@ class KeyedStream(Stream[R], Generic[K, R]):
         type: Any = None,
         on_error: OnError | None = None,
     ) -> JoinedStream[K, Any]:
-        """Pairs of a row and one of the other stream, of one key, whose times are near each other.
+        """Join rows of one key whose times are near each other.
 
-        The other row's time lies from `before` before this one's to `after` after it, both included. Each pair comes
-        once, with the later of its times, when the second of its rows comes. With `how` "left", "right" or "outer" a
-        row of that side, or of either, that has met none comes once, with its own time, when no partner can come any
-        more: when the watermark of both streams is past its reach and the `grace`.
+        The time of the other stream's row is at most `before` before and at most `after` after that of this stream's.
+        Each pair is emitted once, when its second row comes, with the later of the two times. With `how` "left",
+        "right" or "outer", a row of that side, or of either, that was in no pair is emitted once, with its own time,
+        when no partner can come any more: when the watermark of both streams has passed its interval and the `grace`.
 
-        `merge` is given both rows, `None` for a missing one. Without it the output has the fields of both; those of the
-        right that clash and differ get `_right`. If it raises, `on_error` is given both rows, and that pair is all
-        that is lost: the two have met, and may meet others.
+        `merge` gets both rows, `None` for a missing one. Without it the output has the fields of both; fields of the
+        right that also exist on the left with another value get the suffix `_right`. If `merge` raises, `on_error`
+        gets both rows, and only that pair is lost: either row may still be in other pairs.
 
-        Rows older than the watermark by more than `grace` join nothing and are on `.late`.
+        Rows that are older than the watermark by more than `grace` are not joined; they are in `.late`.
 
         >>> import millpond as mp
         >>> app = mp.App("shop")
@@ -439,15 +481,15 @@ class KeyedStream(Stream[R], Generic[K, R]):
         type: Any = None,
         on_error: OnError | None = None,
     ) -> JoinedStream[K, Any]:
-        """Each row with the newest row of the other stream, of its key, at or before its time.
+        """Join each row with the newest row of the other stream, of the same key, at or before its time.
 
-        That is the newest that has arrived, with the same batch at the latest; of several of one time, the last to
-        arrive. With `wait=True` the row waits until the watermark of both streams has passed it, so that all have. A
-        row more than `keep` older is no match, and rows of the other stream leave when the watermark is that far ahead.
-        With `how="left"` a row without a match comes too.
+        That is the newest that has arrived so far, including those of the same batch; of several with the same time,
+        the last to arrive. With `wait=True` the row waits until the watermark of both streams has passed it, so that
+        no newer match can arrive. A row that is more than `keep` older is no match; the state holds rows of the other
+        stream until the watermark is `keep` past them. With `how="left"` rows without a match are emitted, too.
 
-        A row behind the watermark joins if its match is still kept; if none is, it is on `.late`, for there may have
-        been one. So is a row of the other stream that is older than the watermark by more than `keep`.
+        A row behind the watermark is joined if its match is still in the state; if none is, it is in `.late`, because
+        there may have been one. So is a row of the other stream that is older than the watermark by more than `keep`.
 
         >>> import millpond as mp
         >>> app = mp.App("market")
@@ -477,14 +519,14 @@ class KeyedStream(Stream[R], Generic[K, R]):
         type: Any = None,
         on_error: OnError | None = None,
     ) -> JoinedStream[K, Any]:
-        """Every pair of a row and one of the other stream, of one key, that are in the same window.
+        """Join all rows of one key that are in the same window.
 
-        The windows are `mp.tumbling` or `mp.hopping`. Pairs come when their window closes: when the watermark of both
-        streams has passed its end by `grace`. Where windows overlap, a pair comes once for each window that holds
-        both. With `how` "left", "right" or "outer" a row that meets none in a window comes alone, for that window.
-        An output has the later of its rows' times. `merge` is as in `join_interval`.
+        The windows are `mp.tumbling` or `mp.hopping`. Pairs are emitted when their window closes: when the watermark
+        of both streams has passed its end by `grace`. Where windows overlap, a pair is emitted once for each window
+        that holds both rows. With `how` "left", "right" or "outer", a row without a partner in a window is emitted
+        alone, for that window. An output has the later time of its rows. `merge` is as in `join_interval`.
 
-        A row that missed a window is on `.late`, with `missed`, and counts in the windows that are open.
+        A row that missed a window is in `.late`, with `missed`, and is joined in the windows that are still open.
 
         >>> import millpond as mp
         >>> app = mp.App("site")
@@ -537,42 +579,32 @@ class KeyedStream(Stream[R], Generic[K, R]):
 
 
 class JoinedStream(KeyedStream[K, R], Generic[K, R]):
-    """What a join of two streams brings, and beside it the rows that came too late for it.
+    """The outputs of a join of two streams; `late` has the rows that came too late for it.
 
     >>> import millpond as mp
     >>> app = mp.App("shop")
     >>> orders = app.stream("orders", mp.sources.rows([]), timestamp="at").key_by("order")
     >>> payments = app.stream("payments", mp.sources.rows([]), timestamp="at").key_by("order")
-    >>> paid = orders.join_interval("paid", payments, after="1h", grace="5m").to("out", mp.sinks.memory())
-    >>> late = paid.late.to("late", mp.sinks.memory())
+    >>> paid = orders.join_interval("paid", payments, after=10, grace=mp.NO_GRACE)
+    >>> out, late = paid.on_time.to("out", mp.sinks.memory()), paid.late.to("late", mp.sinks.memory())
+    >>> with mp.testing.TestDriver(app) as driver:
+    ...     driver.send({"orders": [{"order": 1, "at": 5}], "payments": [{"order": 1, "at": 30}]})
+    ...     driver.send("orders", [{"order": 2, "at": 90}])
+    ...     driver.send("payments", [{"order": 2, "at": 1}])
+    ...     driver.output("late")
+    [{'row': {'order': 2, 'at': 1}, 'key': 2, 'late_by': 29, 'side': 'right'}]
     """
 
     @property
     def on_time(self) -> KeyedStream[K, R]:  # type: ignore[override]
-        """The outputs that are not older than the watermark with which their batch began.
-
-        >>> import millpond as mp
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([]), timestamp="at").key_by("k")
-        >>> fresh = rows.join_asof("j", rows, keep="1d").on_time
-        """
+        """The outputs that are not older than the watermark with which their batch began."""
         return KeyedStream[K, R](self._graph, self._node).on_time
 
     @property
     def late(self) -> Stream[dict[str, Any]]:  # type: ignore[override]
-        """The rows that came too late to join: `{row, key, late_by, side}`, the side being "left" or "right".
-
-        >>> import millpond as mp
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([]), timestamp="at").key_by("k")
-        >>> late = rows.join_asof("j", rows, keep="1d").late
-        """
+        """The rows that came too late to join: `{row, key, late_by, side}`, the side being "left" or "right"."""
         return self._side_output()
 
     def to(self, name: str, sink: Sink) -> Self:
-        """Send the outputs to a sink, and return the stream.
-
-        >>> import millpond as mp
-        >>> rows = mp.App("a").stream("n", mp.sources.rows([]), timestamp="at").key_by("k")
-        >>> joined = rows.join_asof("j", rows, keep="1d").to("out", mp.sinks.memory())
-        """
         super().to(name, sink)
         return self
