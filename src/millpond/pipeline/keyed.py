@@ -24,7 +24,7 @@ from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.window import WindowJoinStep
 from millpond.steps.kind import Step
 from millpond.steps.state.handle import State
-from millpond.steps.state.ttl import TTL, Lifetime, checked_ttl
+from millpond.steps.state.ttl import TTL, Lifetime, check_ttl
 from millpond.steps.verbs.aggregate import AggregateStep
 from millpond.steps.verbs.apply import ApplyStep, FlatApplyStep, StatefulFilterStep, UpdateStep
 from millpond.steps.verbs.deduplicate import DeduplicateStep
@@ -349,7 +349,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         [0, 100]
         """
         where = f"deduplicate({name!r}, within)"
-        lives = None if within is None else checked_ttl(duration(within, where), where)
+        lives = None if within is None else check_ttl(duration(within, where), where)
         options: StateOptions = {"on_error": on_error, "renamed_from": renamed_from}
         if lives is not None:
             options["ttl"] = TTL(lives.after, refresh="never")

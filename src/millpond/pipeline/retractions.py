@@ -1,4 +1,4 @@
-"""Rows that take earlier ones back, on their way from `panes="retract"` to an aggregation."""
+"""Retractions: whether rows that take earlier ones back can reach an aggregation, and aggregations that accept them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 
 
-class Origin(NamedTuple):
-    """The window that retractions come from, and whether no function of the user's is between it and here."""
+class RetractionOrigin(NamedTuple):
+    """The window that retractions come from, and whether no function of the user's in between may remove them."""
 
     window: str
     is_certain: bool
@@ -21,10 +21,10 @@ class Origin(NamedTuple):
 def with_retractions(
     where: str, graph: g.Graph, node: g.Node, aggregations: dict[str, Aggregation], *, by_rows: bool = False
 ) -> dict[str, Aggregation] | None:
-    """The aggregations, made to take rows back; None where no retraction can come.
+    """Return the aggregations, changed to take rows back; None where no retraction can come.
 
-    Where retractions are certain to come, an aggregation without an inverse is refused here; where a function of the
-    user's may keep them away, it is refused when one comes. So are windows that go by the number of rows.
+    Where retractions are certain to come, an aggregation without an inverse raises here; where a function of the user's
+    may remove them, it raises when one comes. The same holds for windows that go by the number of rows.
     """
     origin = _origin(graph, node)
     if origin is None:
@@ -32,21 +32,17 @@ def with_retractions(
     cannot = [name for name, a in aggregations.items() if by_rows or a.retract is None]
     if cannot and origin.is_certain:
         raise _refusal(where, origin, cannot, by_rows)
-    return {
-        name: replace(
-            a, update=_either(a, _refusal(where, origin, [name], by_rows).args[0] if name in cannot else None)
-        )
-        for name, a in aggregations.items()
-    }
+    refusals = {name: str(_refusal(where, origin, [name], by_rows)) for name in cannot}
+    return {name: replace(a, update=_update_or_retract(a, refusals.get(name))) for name, a in aggregations.items()}
 
 
-def _origin(graph: g.Graph, node: g.Node) -> Origin | None:
-    """Where retractions among the rows of a node come from, if there can be any."""
-    origins: list[Origin | None] = []
+def _origin(graph: g.Graph, node: g.Node) -> RetractionOrigin | None:
+    """Return where retractions among the rows of a node come from; None if there can be none."""
+    origins: list[RetractionOrigin | None] = []
     for each in graph.nodes[: node.id + 1]:
         op, found = each.op, None
         if isinstance(op, g.StatefulStep) and op.step.emits_own_rows:
-            found = Origin(op.step.name, True) if op.step.retracts else None
+            found = RetractionOrigin(op.step.name, True) if op.step.retracts else None
         elif not isinstance(op, g.SideOutput):  # which puts the rows of its step inside of others
             coming = [origin for i in each.inputs if (origin := origins[i]) is not None]
             found = max(coming, key=lambda origin: origin.is_certain, default=None)
@@ -56,7 +52,7 @@ def _origin(graph: g.Graph, node: g.Node) -> Origin | None:
     return origins[node.id]
 
 
-def _refusal(where: str, origin: Origin, names: list[str], by_rows: bool) -> InvalidUse:
+def _refusal(where: str, origin: RetractionOrigin, names: list[str], by_rows: bool) -> InvalidUse:
     came = f'rows come from window({origin.window!r}) with panes="retract", and some of them take earlier ones back'
     if by_rows:
         return InvalidUse(
@@ -69,10 +65,10 @@ def _refusal(where: str, origin: Origin, names: list[str], by_rows: bool) -> Inv
     )
 
 
-def _either(a: Aggregation, refused: str | None) -> Callable[[Any, Any, Any], Any]:
+def _update_or_retract(a: Aggregation, refused: str | None) -> Callable[[Any, Any, Any], Any]:
     update, retract = a.update, a.retract
 
-    def put_in_or_take_out(acc: Any, row: Any, time: Any) -> Any:
+    def add_or_retract(acc: Any, row: Any, time: Any) -> Any:
         if not is_retraction(row):
             return update(acc, row, time)
         if refused is not None:
@@ -80,9 +76,9 @@ def _either(a: Aggregation, refused: str | None) -> Callable[[Any, Any, Any], An
         assert retract is not None
         return retract(acc, row, time)
 
-    return put_in_or_take_out
+    return add_or_retract
 
 
 def is_retraction(row: Any) -> bool:
-    """Whether a row says of itself that it takes an earlier one back."""
+    """Whether a row takes an earlier one back: its field `retracted` is True."""
     return (row.get("retracted") if isinstance(row, dict) else getattr(row, "retracted", None)) is True

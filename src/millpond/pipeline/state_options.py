@@ -11,7 +11,7 @@ from millpond.pipeline import graph as g
 from millpond.steps.failure import OnError, check_on_error
 from millpond.steps.kind import StateSettings
 from millpond.steps.state.migration import Lazily
-from millpond.steps.state.ttl import Lifetime, checked_ttl
+from millpond.steps.state.ttl import Lifetime, check_ttl
 
 
 class StateOptions(TypedDict, total=False):
@@ -46,7 +46,7 @@ def step_settings(graph: g.Graph, node: g.Node, verb: str, name: str, options: S
     where, renamed_from = f"{verb}({name!r}", options.get("renamed_from")
     if renamed_from is not None:
         check_name(renamed_from, f"{where}, renamed_from)")
-    ttl = checked_ttl(options.get("ttl"), f"{where}, ttl)")
+    ttl = check_ttl(options.get("ttl"), f"{where}, ttl)")
     on_error = options.get("on_error")
     policy = node.on_error if on_error is None else check_on_error(on_error, f"{where})")
     version, migrate = options.get("version", 1), options.get("migrate")

@@ -91,7 +91,7 @@ class Running(ABC):
 
 
 class Outputs:
-    """The outputs of some rows, each with what travels along from the row that caused it."""
+    """Collects the outputs of some rows. Each output takes order, key and time of the row that caused it."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -130,7 +130,10 @@ class KeyedRowBuilder:
         self._objects: list[Any] = []
 
     def add(self, key: bytes, known_as: Any, output: Any, time: int | None, order: int = ENDING) -> None:
-        """An output of a key, as bytes and as the user knows it, at a time; after the rows of the batch, as a rule."""
+        """Add an output of a key, which is given as bytes and as the user knows it, at a time.
+
+        Without an `order` the output comes after those of all rows of the batch.
+        """
         place = self._keys.setdefault(key, len(self._keys))
         if place == len(self._objects):
             self._objects.append(known_as)

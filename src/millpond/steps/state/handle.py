@@ -1,4 +1,4 @@
-"""The `State` handle: what a function of `apply` and its like sees of one key's state."""
+"""The `State` handle: one key's state, as the functions of `apply` and its relatives get it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from millpond.errors import InvalidUse
 from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.named import cell_for
 from millpond.steps.state.single import is_absent
-from millpond.steps.state.ttl import checked_ttl
+from millpond.steps.state.ttl import check_ttl
 from millpond.timing import Time
 
 
 class State:
-    """One key's state, for the length of one call.
+    """One key's state, valid for the length of one call.
 
-    `key` is the key, `time` the event time of the row or timer at hand, and `watermark` the one that the batch began
-    with, each as the program knows it; `None` where there is none.
+    `key` is the key, `time` the event time of the row or timer, and `watermark` the watermark with which the batch
+    began; `None` where there is none.
 
     >>> import millpond as mp
     >>> app = mp.App("visits")
@@ -53,7 +53,7 @@ class State:
         return cell_for(kind, name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of that name, the caller's own: changing it changes nothing until `set`.
+        """Return a copy of the value of that name, or the default. Changing it has no effect until `set`.
 
         >>> def f(row, state): return state.get("total", 0)
         """
@@ -61,9 +61,9 @@ class State:
         return default if is_absent(found) else found
 
     def set(self, name: str, value: Any, ttl: Any = None) -> None:
-        """Keep a value under that name, for as long as `ttl` says, or else as the step's `ttl` does.
+        """Store a value under that name, for as long as `ttl` says, or else as the step's `ttl` does.
 
-        `ttl` is a duration or `mp.ttl(…)`; it counts until the value is set again.
+        `ttl` is a duration or `mp.ttl(…)`. It is valid for this value only: the next `set` needs its own.
 
         >>> def f(row, state):
         ...     state.set("last", row)
@@ -72,7 +72,7 @@ class State:
         if ttl is None:
             self._cells.put(self._cell("v", name), value)
             return
-        found = checked_ttl(ttl, f"state.set({name!r}, ttl=)")
+        found = check_ttl(ttl, f"state.set({name!r}, ttl=)")
         if found is not None and found.refresh == "read":
             raise InvalidUse(
                 f"state.set({name!r}, ttl=): only the ttl= of a whole step can be refreshed by reading; give the step "
@@ -81,14 +81,14 @@ class State:
         self._cells.put(self._cell("v", name), value, found)
 
     def delete(self, name: str) -> None:
-        """Drop the value of that name; nothing happens if there is none.
+        """Drop the value of that name. Nothing happens if there is none.
 
         >>> def f(row, state): state.delete("last")
         """
         self._cells.drop(self._cell("v", name))
 
     def exists(self, name: str) -> bool:
-        """Whether a value of that name is kept.
+        """Whether there is a value of that name.
 
         >>> def f(row, state): return row if state.exists("last") else None
         """
@@ -102,14 +102,14 @@ class State:
         self._cells.clear()
 
     def list(self, name: str) -> StateList:
-        """The list of that name, empty at first; appending writes one element, not the list.
+        """Return the list of that name, empty at first. Appending writes one element, not the whole list.
 
         >>> def f(row, state): state.list("recent").append(row["page"])
         """
         return StateList(self._cells, self._cell("l", name))
 
     def map(self, name: str) -> StateMap:
-        """The mapping of that name, empty at first; setting a key writes that key, not the mapping.
+        """Return the map of that name, empty at first. Setting a key writes that element, not the whole map.
 
         >>> def f(row, state): state.map("per-page")[row["page"]] = 1
         """
@@ -119,7 +119,7 @@ class State:
 class StateList:
     """A list in a key's state: `append extend popleft clear`, index, iteration, `len`.
 
-    Where the step has a `ttl`, the list has it as a whole: every change of it lets all of it live on.
+    Where the step has a `ttl`, it applies to the list as a whole: every change refreshes all of it.
 
     >>> def f(row, state):
     ...     recent = state.list("recent")
@@ -137,10 +137,10 @@ class StateList:
         found = self._cells.value(self._cell)
         return (0, 0) if is_absent(found) else (found[0], found[1])
 
-    def _bound(self, head: int, tail: int) -> None:
+    def _set_bounds(self, head: int, tail: int) -> None:
         self._cells.put(self._cell, [head, tail])
 
-    def _at(self, index: int) -> bytes:
+    def _element_cell(self, index: int) -> bytes:
         return self._cell + b":%016d" % index
 
     def _place(self, index: int) -> bytes:
@@ -148,7 +148,7 @@ class StateList:
         index = index + tail if index < 0 else index + head
         if not head <= index < tail:
             raise IndexError("list index out of range")
-        return self._at(index)
+        return self._element_cell(index)
 
     def append(self, value: Any) -> None:
         """Add a value at the end.
@@ -165,32 +165,32 @@ class StateList:
         self._cells.drop_expired_list(self._cell)
         head, tail = self._bounds()
         for value in values:
-            self._cells.write(self._at(tail), value)
+            self._cells.write(self._element_cell(tail), value)
             tail += 1
-        self._bound(head, tail)
+        self._set_bounds(head, tail)
 
     def popleft(self) -> Any:
-        """Take the first value out; IndexError if there is none.
+        """Remove and return the first value. Raises IndexError if there is none.
 
         >>> def f(row, state): return state.list("waiting").popleft()
         """
         head, tail = self._bounds()
         if head == tail:
             raise IndexError("popleft from an empty list")
-        value = self._cells.value(self._at(head))
-        self._cells.drop(self._at(head))
-        self._bound(head + 1, tail)
+        value = self._cells.value(self._element_cell(head))
+        self._cells.drop(self._element_cell(head))
+        self._set_bounds(head + 1, tail)
         return value
 
     def clear(self) -> None:
-        """Take all values out.
+        """Remove all values.
 
         >>> def f(row, state): state.list("recent").clear()
         """
         self._cells.drop_expired_list(self._cell)
         head, tail = self._bounds()
         for index in range(head, tail):
-            self._cells.drop(self._at(index))
+            self._cells.drop(self._element_cell(index))
         self._cells.drop(self._cell)
 
     def __len__(self) -> int:
@@ -206,16 +206,16 @@ class StateList:
 
     def __iter__(self) -> Iterator[Any]:
         for index in range(*self._bounds()):
-            yield self._cells.value(self._at(index))
+            yield self._cells.value(self._element_cell(index))
 
     def __repr__(self) -> str:
         return f"StateList({list(self)!r})"
 
 
 class StateMap(MutableMapping[Any, Any]):
-    """A mutable mapping in a key's state; its keys are whatever may be a key of a stream.
+    """A mutable mapping in a key's state. Its keys may be of any type that a stream can be keyed by.
 
-    Where the step has a `ttl`, each element has it on its own.
+    Where the step has a `ttl`, it applies to each element on its own.
 
     >>> def f(row, state):
     ...     pages = state.map("pages")
@@ -256,10 +256,10 @@ class StateMap(MutableMapping[Any, Any]):
 _SHOWN = ("v", "l", "m")
 
 
-def assemble(cells: Iterable[tuple[bytes, bytes]], codec: Codec) -> dict[str, Any]:
-    """The dict of names that some cells of one key, in order, stand for; timers are not among them.
+def values_by_name(cells: Iterable[tuple[bytes, bytes]], codec: Codec) -> dict[str, Any]:
+    """Return the named values, lists and maps in the sorted cells of one key, without timers.
 
-    A map with keys that Python takes for equal, as 0 and False, is a list of pairs, since no dict can hold both.
+    A map whose keys are equal in Python, such as 0 and False, becomes a list of pairs: no dict can hold both.
     """
     names: dict[str, Any] = {}
     maps: dict[str, list[tuple[Any, Any]]] = {}

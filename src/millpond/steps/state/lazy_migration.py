@@ -26,42 +26,42 @@ class UpgradedView:
     def __init__(self, view: View, step: str, migration: Migration) -> None:
         self._view, self._step, self._migration = view, step, migration
         self.position, self.record = view.position, view.record
-        self._met: dict[bytes, dict[bytes, Entry] | None] = {}  # key → its migrated cells; None: it is read as it is
+        self._migrated: dict[bytes, dict[bytes, Entry] | None] = {}  # key → its cells; None: it is read as it is
         self._newest: set[bytes] = set()  # keys that are marked as of the newest version
 
-    def meet(self, keys: Sequence[bytes]) -> None:
-        """Migrate these keys, where that is needed: many at a price below that of one by one."""
-        fresh = [key for key in keys if key not in self._met]
+    def migrate_keys(self, keys: Sequence[bytes]) -> None:
+        """Migrate those of these keys that need it; cheaper than one by one."""
+        fresh = [key for key in keys if key not in self._migrated]
         marks = self._view.get_cells(self._step, fresh, [MARK] * len(fresh))
         is_single = self._migration.is_single_value
         values = self._view.get_many(self._step, fresh) if is_single else [b""] * len(fresh)
         for key, mark, value in zip(fresh, marks, values, strict=True):
             if self._migration.version_of(mark) == self._migration.version:
                 self._newest.add(key)
-                self._met[key] = None
+                self._migrated[key] = None
             elif value is None:
-                self._met[key] = None
+                self._migrated[key] = None
             else:
-                self._settle(key, list(self._view.entries(self._step, key)))
+                self._migrate_key(key, list(self._view.entries(self._step, key)))
 
-    def _settle(self, key: bytes, stored: list[Entry]) -> dict[bytes, Entry] | None:
-        """Migrate a key whose cells these are, unless that was done or need not be."""
-        if key in self._met:
-            return self._met[key]
+    def _migrate_key(self, key: bytes, stored: list[Entry]) -> dict[bytes, Entry] | None:
+        """Migrate a key whose cells these are, unless it is done or not needed."""
+        if key in self._migrated:
+            return self._migrated[key]
         mark = next((entry.value for entry in stored if entry.cell == MARK), None)
         if self._migration.version_of(mark) == self._migration.version:
             self._newest.add(key)
-            self._met[key] = None
+            self._migrated[key] = None
         elif all(entry.cell == MARK for entry in stored):
-            self._met[key] = None
+            self._migrated[key] = None
         else:
             made = self._migration([Change(*entry) for entry in stored])
-            self._met[key] = {c.cell: Entry(c.key, c.cell, c.value or b"null", c.due, c.wall) for c in made}
-        return self._met[key]
+            self._migrated[key] = {c.cell: Entry(c.key, c.cell, c.value or b"null", c.due, c.wall) for c in made}
+        return self._migrated[key]
 
     def _one(self, key: bytes) -> dict[bytes, Entry] | None:
-        self.meet([key])
-        return self._met[key]
+        self.migrate_keys([key])
+        return self._migrated[key]
 
     # --- reading ---
 
@@ -73,10 +73,10 @@ class UpgradedView:
         return self.get_cells(step, keys, [b""] * len(keys))
 
     def get_cells(self, step: str, keys: Sequence[bytes], cells: Sequence[bytes]) -> list[bytes | None]:
-        self.meet(keys)
+        self.migrate_keys(keys)
         found = self._view.get_cells(step, keys, cells)
         for i, (key, cell) in enumerate(zip(keys, cells, strict=True)):
-            own = self._met[key]
+            own = self._migrated[key]
             if own is not None:
                 found[i] = own[cell].value if cell in own else None
         return found
@@ -88,7 +88,7 @@ class UpgradedView:
     def entries(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[Entry]:
         for each, stored in groupby(self._view.entries(step, key), lambda entry: entry.key):
             found = list(stored)
-            own = self._settle(each, found)
+            own = self._migrate_key(each, found)
             for entry in found if own is None else [own[name] for name in sorted(own)]:
                 if entry.cell != MARK and entry.cell.startswith(cell):
                     yield entry
@@ -129,17 +129,17 @@ class UpgradedView:
     # --- writing ---
 
     def changes(self, own: list[Change]) -> list[Change]:
-        """All that there is to write: the step's own changes, the keys that were migrated, and the marks."""
+        """Return all that is to be written: the step's own changes, the migrated keys, and the marks."""
         mine = {key: list(changes) for key, changes in groupby(own, lambda change: change.key)}
-        self.meet(list(mine))
-        migrated = {key for key, cells in self._met.items() if cells is not None}
+        self.migrate_keys(list(mine))
+        migrated = {key for key, cells in self._migrated.items() if cells is not None}
         return [change for key in sorted(mine.keys() | migrated) for change in self._of(key, mine.get(key, []))]
 
     def _of(self, key: bytes, own: list[Change]) -> list[Change]:
         if key in self._newest and all(change.value is not None for change in own):
             return own
         stored = {entry.cell: Change(*entry) for entry in self._view.entries(self._step, key)}
-        mark, cells = stored.pop(MARK, None), self._met[key]
+        mark, cells = stored.pop(MARK, None), self._migrated[key]
         after = dict(stored) if cells is None else {cell: Change(*entry) for cell, entry in cells.items()}
         for change in own:
             if change.value is None:
@@ -164,7 +164,7 @@ class RunningOverOldState(Running):
 
     def run(self, rows: Rows, side: int = 0) -> Rows | Iterator[Rows]:
         assert rows.keys is not None
-        self._view.meet(rows.keys.encoded)  # here, not under a row's on_error: a failed migration ends the batch
+        self._view.migrate_keys(rows.keys.encoded)  # not under a row's on_error: failing ends the batch
         return self._inner.run(rows, side)
 
     def read_rows(self, keys: Sequence[bytes]) -> list[bytes | None]:

@@ -1,7 +1,7 @@
-"""A step's state within one batch: what was read of the replica, what the batch has changed, and the changes.
+"""One value per key within one batch: what was read from the view, and what the batch has changed.
 
-A value is held as it is if nobody can change it in place, and else as its bytes: so whoever asks gets a
-value of their own, and a function that fails half-way has changed nothing.
+Immutable values are held as they are, all others as bytes. So every reader gets a copy of its own, and a function that
+fails half-way has changed nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millpond.replica import View
 
 
 class Packed:
-    """A value that could be changed in place, as its bytes."""
+    """A value that could be changed in place, held as its bytes."""
 
     __slots__ = ("data",)
 
@@ -28,7 +28,7 @@ class Packed:
 
 
 class _Absent:
-    """No value: nothing is there (ABSENT), or this batch has dropped what was (DROPPED)."""
+    """No value: there was none (ABSENT), or this batch has dropped it (DROPPED)."""
 
     __slots__ = ()
 
@@ -37,15 +37,16 @@ ABSENT, DROPPED = _Absent(), _Absent()
 _SPECIAL = frozenset({Packed, _Absent})
 
 
-# Immutable, and sure to be encoded later; text may hold a lone surrogate, and a time a zone of its own making.
+# Classes of immutable values that can always be encoded. Text may hold a lone surrogate, and a time may have a timezone
+# of a class that cannot be stored: both must fail now, with the row that made them.
 SURELY_ENCODABLE = IMMUTABLE - {type(None), str, datetime, time}
 
 
-_NOT_SIMPLE = frozenset(b'{["n')  # how a container or a text begins, which is decoded when it is asked for
+_NOT_SIMPLE = frozenset(b'{["n')  # first bytes of containers and text, which are decoded only when they are needed
 
 
 class SingleValues:
-    """One value per key: what `stateful_map` and its like keep."""
+    """The state of `stateful_map` and `aggregate`, loaded and saved for all keys of a batch at once."""
 
     def __init__(self, step: str, view: View, codec: Codec) -> None:
         self._step, self._view, self._codec = step, view, codec
@@ -54,19 +55,19 @@ class SingleValues:
         self._saved: tuple[Sequence[bytes], Sequence[Any], Sequence[Any]] | None = None
 
     def load(self, keys: Sequence[bytes]) -> list[Any]:
-        """The value of each key: an immutable one, `Packed`, ABSENT or DROPPED."""
+        """Return the value of each key: an immutable one, `Packed`, ABSENT or DROPPED."""
         if self._saved is not None:
             self._held.update(zip(self._saved[0], self._saved[2], strict=True))
             self._note(*self._saved)
             self._saved = None
         held = self._held
         if not held:
-            return self._fetched(keys)
+            return self._fetch(keys)
         fresh = [key for key in keys if key not in held]
-        held.update(zip(fresh, self._fetched(fresh), strict=True))
+        held.update(zip(fresh, self._fetch(fresh), strict=True))
         return [held[key] for key in keys]
 
-    def _fetched(self, keys: Sequence[bytes]) -> list[Any]:
+    def _fetch(self, keys: Sequence[bytes]) -> list[Any]:
         found: list[Any] = self._view.get_many(self._step, keys)
         there = [data for data in found if data is not None] if None in found else found
         if _NOT_SIMPLE.isdisjoint(map(itemgetter(0), there)):
@@ -81,11 +82,11 @@ class SingleValues:
         ]
 
     def save(self, keys: Sequence[bytes], before: Sequence[Any], after: Sequence[Any]) -> None:
-        """Keep the values that are not those that were loaded."""
+        """Hold the new values of keys; those that differ from what was loaded are changes."""
         if self._held:
             self._held.update(zip(keys, after, strict=True))
             self._note(keys, before, after)
-        else:  # as a rule nobody asks again in this batch
+        else:  # most batches load each key once, and need no lookup by key
             self._saved = (keys, before, after)
 
     def _note(self, keys: Sequence[bytes], before: Sequence[Any], after: Sequence[Any]) -> None:
@@ -98,14 +99,14 @@ class SingleValues:
             changed.update(zip(keys, after, strict=True))
 
     def pack(self, value: Any, old: Any) -> Any:
-        """A value as it is held; the old one if nothing has changed."""
+        """Return a value as it is held; the old object if nothing has changed."""
         if is_surely_encodable(value):
             return value
         data = self._codec.encode(value)
         return old if old.__class__ is Packed and old.data == data else Packed(data)
 
     def changes(self) -> list[Change]:
-        """What this batch has changed, sorted."""
+        """Return what this batch has changed, sorted by key."""
         if self._saved is not None:
             self._note(*self._saved)
         changed = self._changed
@@ -123,7 +124,7 @@ class SingleValues:
 
 
 def all_changes(keys: Sequence[bytes], values: Sequence[bytes | None]) -> list[Change]:
-    """Changes of the one cell of many keys, made without a call for each."""
+    """Return the changes of the one cell of many keys, made without a Python call for each."""
     return list(map(make_change, zip(keys, repeat(b""), values, repeat(None), repeat(None), strict=False)))
 
 
@@ -131,7 +132,7 @@ make_change = partial(tuple.__new__, Change)
 
 
 def is_surely_encodable(value: Any) -> bool:
-    """Whether a value may be held as it is. What cannot be encoded must fail here, with the row that made it."""
+    """Whether a value may be held as it is. Others are encoded at once, so that a failure belongs to its row."""
     return value.__class__ in SURELY_ENCODABLE or (value.__class__ is str and value.isascii())
 
 

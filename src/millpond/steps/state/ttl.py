@@ -1,4 +1,4 @@
-"""TTL: how long an entry of state lives, by which clock, and what makes it live longer."""
+"""TTL: how long an entry of state lives, by which clock, and what refreshes it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from millpond.errors import InvalidUse
 from millpond.timing import Duration, duration, span
 
 Refresh = Literal["write", "read", "never"]
-Clock = Literal["event", "processing"]
+TTLClock = Literal["event", "processing"]
 
 
 @dataclass(frozen=True)
 class TTL:
-    """How long an entry lives from when it was last refreshed."""
+    """How long an entry lives after it was last refreshed."""
 
     after: Duration
     refresh: Refresh = "write"
-    clock: Clock | None = None  # None: event time where the rows have one, else the clock
+    clock: TTLClock | None = None  # None: event time where the rows have one, else the clock
 
     @property
     def detail(self) -> dict[str, Any]:
-        """The same as plain values, for the ledger."""
+        """The TTL as plain values, for the ledger."""
         unit, after = (
             ("number", self.after) if isinstance(self.after, int) else ("instant", span(self.after, "instant", ""))
         )
@@ -31,15 +31,15 @@ class TTL:
 
 
 Lifetime = str | int | timedelta | TTL
-"""What may be said as `ttl=`."""
+"""The types that `ttl=` takes."""
 
 
-def ttl(after: str | int | timedelta, refresh: Refresh = "write", clock: Clock | None = None) -> TTL:
-    """A `ttl=` that says more than how long.
+def ttl(after: str | int | timedelta, refresh: Refresh = "write", clock: TTLClock | None = None) -> TTL:
+    """Return a `ttl=` with more than a duration.
 
-    `refresh` says what lets an entry live on: every `"write"` of it, every `"read"` and write, or `"never"`
-    anything: it is over so long after it came to be. `clock` says whether `"event"` time counts or the clock,
-    `"processing"`; without it, event time where the rows have one.
+    `refresh` says what restarts the duration: every `"write"` of an entry, every `"read"` and write, or `"never"`:
+    then an entry expires that long after it was first written. `clock` is `"event"` for event time or `"processing"`
+    for the clock; without it, event time counts where the rows have one.
 
     >>> import millpond as mp
     >>> mp.ttl("1h", refresh="read", clock="processing")
@@ -57,8 +57,8 @@ def ttl(after: str | int | timedelta, refresh: Refresh = "write", clock: Clock |
     return TTL(found, refresh, clock)
 
 
-def checked_ttl(value: Any, where: str) -> TTL | None:
-    """What a user gave as `ttl=`."""
+def check_ttl(value: Any, where: str) -> TTL | None:
+    """Return what a user gave as `ttl=`, checked."""
     if value is None or isinstance(value, TTL):
         return value
     try:

@@ -20,7 +20,7 @@ from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Running, StepContext, as_row_list
 from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells, is_state
-from millpond.steps.state.handle import State, assemble
+from millpond.steps.state.handle import State, values_by_name
 from millpond.steps.state.migration import NamedValuesMigration
 
 
@@ -51,7 +51,7 @@ class ApplyStep(Step):
 
     @classmethod
     def show(cls, stored: StoredKey, step: Self | None) -> dict[str, Any]:
-        return assemble(stored.cells, stored.codec)
+        return values_by_name(stored.cells, stored.codec)
 
 
 class FlatApplyStep(ApplyStep):

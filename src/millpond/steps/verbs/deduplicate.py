@@ -1,4 +1,4 @@
-"""`deduplicate`: the first row of each id, per key, for ever or within a time.
+"""`deduplicate`: the first row of each id, per key, for ever or within a duration.
 
 payments.key_by("card").deduplicate("once", by="payment_id", within="1d")
 """
@@ -17,7 +17,7 @@ from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Running, StepContext
 from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells, is_state
-from millpond.steps.state.handle import assemble
+from millpond.steps.state.handle import values_by_name
 from millpond.steps.state.named import NEVER, CellTimes, cell_for
 from millpond.steps.state.single import is_absent
 from millpond.timing import Duration, Time, as_time, span, ticks, unit_of
@@ -55,7 +55,7 @@ class DeduplicateStep(Step):
 
     @classmethod
     def show(cls, stored: StoredKey, step: Self | None) -> dict[str, Any]:
-        return assemble(stored.cells, stored.codec)
+        return values_by_name(stored.cells, stored.codec)
 
 
 class RunningDeduplicate(Running):
@@ -67,7 +67,7 @@ class RunningDeduplicate(Running):
         self._cells = ExpiringCells(step, context)
         before = (context.previous_detail or {}).get("within")
         if context.previous_detail is not None and before != step.detail.get("within"):
-            self._adopt(before)
+            self._adopt_within(before)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
         found, keys, cells, times = Outputs(rows), rows.keys, self._cells, rows.times
@@ -84,7 +84,7 @@ class RunningDeduplicate(Running):
             if not is_absent(seen):
                 self._check_unit(seen, time)
                 return
-            cells.write(cell, time, *(cells.now.expiry(ttl) if ttl is not None else ()))  # it is new: nothing to keep
+            cells.write(cell, time, *(cells.now.expiry(ttl) if ttl is not None else ()))
             cells.commit_row()
             found.add(i, row)
 
@@ -98,8 +98,8 @@ class RunningDeduplicate(Running):
                 f"{unit_of(time)}s now; give the step another name"
             )
 
-    def _adopt(self, before: int | None) -> None:
-        """Give the ids that were seen under another `within` new times, counted from when they were seen."""
+    def _adopt_within(self, before: int | None) -> None:
+        """Give the ids that were stored with another `within` new times, counted from when they were seen."""
         for entry in self._context.view.entries(self._step.name):
             times: CellTimes = NEVER
             if self._within is not None:
@@ -114,7 +114,7 @@ class RunningDeduplicate(Running):
             self._cells.set_stored_times(entry, times)
 
     def end(self) -> None:
-        """Forget the ids that are over."""
+        """Remove the ids that have expired."""
         self._cells.expire()
 
     def changes(self) -> list[Change]:

@@ -28,7 +28,7 @@ from millpond.steps.base import KeyedRowBuilder, Outputs, Running, StepContext
 from millpond.steps.failure import FAULTS, FailedRow, stop_for_error
 from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells, is_state
-from millpond.steps.state.handle import State, assemble
+from millpond.steps.state.handle import State, values_by_name
 from millpond.steps.state.migration import NamedValuesMigration
 from millpond.steps.state.timers import CLOCK, EVENT, Timers, read_timer
 from millpond.timing import MAX_TICKS, as_user
@@ -84,7 +84,7 @@ class ProcessStep(Step):
 
     @classmethod
     def show(cls, stored: StoredKey, step: Self | None) -> dict[str, Any]:
-        return assemble(stored.cells, stored.codec)
+        return values_by_name(stored.cells, stored.codec)
 
 
 class RunningProcess(Running):

@@ -5,8 +5,8 @@ prices = app.table("prices", updates.key_by("sku"), deleted=lambda row: row["pri
 Cells of a key:
 
     ""  the row
-    @   its event time, where rows have one. Of a row that was deleted it stays until the watermark has
-        passed it: a row that is older than the deletion must not bring the key back.
+    @   its event time, where rows have one. After a deletion it stays until the watermark has passed it: a row that is
+        older than the deletion must not bring the key back.
 """
 
 from __future__ import annotations
