@@ -95,7 +95,7 @@ KINDS = [
     Kind(mp.hopping(10, every=5), "overlapping, a new one every 5", BLUE),
     Kind(mp.session(5), "ended by a pause of more than 5", TEAL, ends_included=True),
     Kind(mp.sliding(5), "one for each time, 5 back from it", PURPLE, ends_included=True),
-    Kind(mp.global_window(), "one, for ever", GREY),
+    Kind(mp.global_window(), "one, forever", GREY),
     Kind(mp.count_tumbling(5), "5 rows, then the next 5", ORANGE, by_rows=True),
     Kind(mp.count_hopping(5, every=3), "5 rows, a new one every 3", ORANGE, by_rows=True),
     Kind(mp.count_sliding(3), "the last 3 rows, with every row", ORANGE, by_rows=True),
@@ -150,7 +150,7 @@ def windows() -> str:
     svg.text(
         left,
         y + 40,
-        "A thick edge is part of the window, an open one is not. The number says how many rows it holds.",
+        "A thick edge is part of the window, an open one is not. The number is how many rows it contains.",
         11,
         SOFT,
     )
@@ -341,15 +341,15 @@ def shown(trigger: Any, how: dict[str, Any]) -> Iterator[tuple[float, dict[str, 
 
 
 def triggers() -> str:
-    """When each trigger shows a pane of the same window."""
+    """When each trigger emits a pane of the same window."""
     left, unit, tall = 330.0, 70.0, 30.0
-    svg = Svg(left + len(SENT) * unit + 20, "When each trigger shows a pane of the same window")
+    svg = Svg(left + len(SENT) * unit + 20, "When each trigger emits a pane of the same window")
 
     def x(n: float) -> float:
         return left + (n + 0.5) * unit
 
     svg.code(20, 30, "mp.tumbling(10), grace=5", 13)
-    svg.text(20, 47, f"what the window [0, 10) shows; a row every {PAUSE} seconds", 11, SOFT)
+    svg.text(20, 47, f"what the window [0, 10) emits; a row every {PAUSE} seconds", 11, SOFT)
     bottom = 84 + tall * (len(TRIGGERS) + len(PANES))
     for n, at in enumerate(SENT):
         inside = at < 10
@@ -391,9 +391,9 @@ def _badge(svg: Svg, x: float, y: float, pane: dict[str, Any]) -> None:
 def _legend(svg: Svg, left: float, y: float) -> None:
     for i, (pane, about) in enumerate(
         [
-            ({"n": 3, "final": False}, "a pane: how many rows it holds"),
+            ({"n": 3, "final": False}, "a pane: how many rows it contains"),
             ({"n": 5, "final": True}, "final: the window has closed"),
-            ({"n": 2, "final": False, "retracted": True}, "taken back"),
+            ({"n": 2, "final": False, "retracted": True}, "retracted"),
         ]
     ):
         at = left + (0, 226, 436)[i]
