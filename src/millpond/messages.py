@@ -7,12 +7,10 @@ from typing import Any
 
 from millpond.errors import MillpondError
 from millpond.log.paths import Attempt, Paths
-from millpond.log.pointer import Pointer
-from millpond.log.record import Pointers, Record, StreamTime
+from millpond.log.point import LogPoint, SegmentsByStep
+from millpond.log.record import Pointers, StreamTime
 from millpond.sources.base import Split
 from millpond.timing import Unit
-
-SegmentsByStep = dict[str, list[Pointer]]  # step or sink → files
 
 
 @dataclass(frozen=True)
@@ -30,56 +28,26 @@ class EventTime:
 
 
 @dataclass(frozen=True)
-class RecordLink:
-    """The place of a record in its ledger. A copy of the ledger may have another record with the same number."""
-
-    number: int
-    checksum: str
-    previous: str
-
-    @classmethod
-    def of(cls, record: Record) -> RecordLink:
-        return cls(record.number, record.checksum, record.previous)
-
-
-@dataclass(frozen=True)
 class BatchContext:
     """What every task of one batch is given, the same for all of them."""
 
-    app: str
-    incarnation: str
-    partitions: int
+    log: LogPoint  # the record that it builds on: every replica must be exactly there
     batch: int  # the number that its record will have
-    base: int  # the record that it builds on: every replica must be exactly there
     arrival: int  # its place among all batches that the state has seen; unlike `batch`, it never occurs twice
-    born: int
     driver: str
     now: float
     state_url: str
     home: str | None  # the folder of the replicas; each host chooses its own if this is None
-    recent: dict[int, dict[int, SegmentsByStep]] = field(default_factory=dict)  # record → partition → segments
-    links: dict[int, RecordLink] = field(default_factory=dict)  # of those records, and of the one at `base`
-    epoch: int = 0
-    manifest: Pointer | None = None  # the state at an earlier record: a replica that lacks it begins there
     event_time: EventTime = field(default_factory=EventTime)
     table_changes: Pointers = field(default_factory=dict)  # table → partition → changes of the batch's earlier stages
     is_read_ahead: bool = False  # the batch before it is not done: `event_time` is as that one begins
 
     @property
     def paths(self) -> Paths:
-        return Paths(self.app)
+        return Paths(self.log.app)
 
     def attempt(self, nonce: str) -> Attempt:
         return Attempt(self.batch, self.driver, nonce)
-
-
-def segments_by_partition(record: Record) -> dict[int, SegmentsByStep]:
-    """Return the segments of a record: partition → step → files."""
-    found: dict[int, SegmentsByStep] = {}
-    for step, partitions in record.segments.items():
-        for partition, pointers in partitions.items():
-            found.setdefault(partition, {})[step] = pointers
-    return found
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,19 +19,19 @@ from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, read_manifest
 from millpond.log.paths import FOLDERS, Paths
+from millpond.log.point import LogPoint
 from millpond.log.reach import MOST_READ_ATTEMPTS, read_beside_retention, within_reach
 from millpond.log.record import Record
-from millpond.messages import BatchContext, RecordLink
 from millpond.replica import View
-from millpond.replica import folders as home
+from millpond.replica.catch_up import PartitionChanges, catch_up
+from millpond.replica.cell_format import Damaged
+from millpond.replica.folders import default_home, partition_folder
 from millpond.replica.lmdb_store import close_below, forget
 from millpond.steps.kind import Step, StoredKey
 from millpond.steps.registry import find_kind
 from millpond.steps.state.expiring import without_expired
 from millpond.storage import Storage
-from millpond.task.replicas import caught_up
 
-T = TypeVar("T")
 Cells = list[tuple[bytes, bytes]]
 
 
@@ -122,27 +123,20 @@ class StateView:
         detail = info.detail if info is not None else self._step.detail if self._step is not None else {}
         return kind.show(StoredKey(key, cells, self._codec, detail), self._step)
 
-    def _context(self, record: Record) -> BatchContext:
-        return BatchContext(
-            app=self._app,
-            incarnation=record.incarnation,
-            partitions=record.partitions,
-            batch=record.number + 1,
-            base=record.number,
-            arrival=record.arrival + 1,
-            born=record.born,
-            driver="",
-            now=0.0,
-            state_url=self._storage.url,
-            home=self._home,
-            links={record.number: RecordLink.of(record)},
-            epoch=record.epoch,
-            manifest=record.manifest,
-        )
-
-    def _read(self, record: Record, partition: int, use: Callable[[View], T]) -> T:
+    def _read(
+        self, record: Record, kind: type[Step], partition: int, key: bytes | None = None
+    ) -> list[tuple[bytes, bytes, bytes]]:
+        """Return key, cell and value of what the step has at a record, of all keys of a partition or of one."""
+        log = LogPoint.of(record)
+        folder, changes = partition_folder(self._home, log, partition), PartitionChanges(self._storage, partition)
         try:
-            return caught_up(self._storage, self._context(record), partition, use)
+            for rebuild in (False, True):
+                with (
+                    suppress(Damaged),  # with `rebuild` it would be Unavailable
+                    catch_up(self._storage, log, folder, changes, rebuild=rebuild) as view,
+                ):
+                    return list(self._living(view, kind, record, key))
+            raise AssertionError("a replica that was rebuilt is whole, or Unavailable")
         except Corrupt as error:
             if self._batch is not None:
                 self._record()  # which says so if the batch is no longer within reach
@@ -180,14 +174,11 @@ class StateView:
             if record is None:
                 return default
             kind = self._kind(record)
-
-            def use(view: View, kind: type[Step] = kind, record: Record = record) -> Cells:
-                return sorted((cell, value) for _, cell, value in self._living(view, kind, record, encoded))
-
             try:
-                cells = self._read(record, partition_of(encoded, record.partitions), use)
+                found = self._read(record, kind, partition_of(encoded, record.partitions), encoded)
             except _OutOfReach:
                 continue
+            cells = sorted((cell, value) for _, cell, value in found)
             return self._value(kind, key, cells, record) if cells else default
         raise self._overtaken()
 
@@ -216,8 +207,7 @@ class StateView:
     def _items(self, record: Record) -> Iterator[tuple[Any, Any]]:
         kind = self._kind(record)
         for partition in range(record.partitions):
-            found = self._read(record, partition, lambda view: list(self._living(view, kind, record)))
-            for key, cells in groupby(found, key=lambda cell: cell[0]):
+            for key, cells in groupby(self._read(record, kind, partition), key=lambda cell: cell[0]):
                 known = decode_key(key)
                 yield known, self._value(kind, known, sorted((cell, value) for _, cell, value in cells), record)
 
@@ -353,7 +343,7 @@ def _in_manifest(storage: Storage, where: Manifest, step: str, partition: int, k
 
 
 def forget_replicas(app: str, incarnation: str | None, place: str | None) -> None:
-    forget(place or home.default_home(), app, incarnation)
+    forget(place or default_home(), app, incarnation)
 
 
 def forget_files(storage: Storage, app: str, before: int) -> None:

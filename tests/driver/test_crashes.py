@@ -17,7 +17,8 @@ from millpond.driver.settings import DriverSettings
 from millpond.messages import EventTime, StageResults
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
-from millpond.task.keyed_task import Tools, keyed_task
+from millpond.task.keyed_task import KeyedTask
+from millpond.task.tools import Tools
 from millpond.testing import Crashed, TestDriver
 
 STEPS = ["plan", "compute", "commit", "deliver", "acknowledge", "tidy"]
@@ -368,6 +369,7 @@ def test_a_task_of_a_batch_that_is_over_does_not_work_on_the_state_that_came_aft
     driver.batch(WHOLE)
     driver.batch(WHOLE)
     before = paths(storage, "")
-    result = keyed_task(mp.lowlevel.program(app), earlier, 1, 0, [], {}, tools=Tools(storage, ManualClock()))
-    assert result.incomplete == f"replica at record 2, batch {earlier.batch} builds on {earlier.base}"
+    task = KeyedTask(mp.lowlevel.program(app), earlier, 1, 0, Tools(storage, ManualClock()))
+    result = task.run([], {})
+    assert result.incomplete == f"replica at record 2, batch {earlier.batch} builds on {earlier.log.number}"
     assert paths(storage, "") == before

@@ -10,7 +10,7 @@ from small_drivers import driver_of, run_to_end
 
 import millpond as mp
 from millpond.storage import open_storage
-from millpond.task import keyed_task as tasks
+from millpond.task import read_task as tasks
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replica_workers import after, folded, records, wrong
+from replica_workers import after, folded, records, replicated, wrong
 from small_drivers import WHOLE, Lanes, driver_of
 
 import millpond as mp
 from millpond.replica import lmdb_store as local
-from millpond.replica.lmdb_store import LOCK_BYTES, close_below, replicated
+from millpond.replica.lmdb_store import LOCK_BYTES, close_below
 from millpond.storage import open_storage
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replica_workers import after, records
+from replica_workers import after, records, replicated
 from small_drivers import WHOLE, Lanes, driver_of
 from small_rebuilds import rebuild
 
 import millpond as mp
-from millpond.replica.lmdb_store import close_below, replicated
+from millpond.replica.lmdb_store import close_below
 from millpond.storage import open_storage
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only /proc says what is open")

@@ -13,14 +13,14 @@ from pathlib import Path
 import lmdb
 import pytest
 import replica_workers
-from replica_workers import after, catch_up, die_while_applying, die_while_reading, folded, records, wrong
+from replica_workers import after, catch_up, die_while_applying, die_while_reading, folded, records, replicated, wrong
 
 from millpond.clock import boot
 from millpond.errors import Unavailable
 from millpond.log.segment import Change
 from millpond.replica import View
 from millpond.replica import cell_format as cells
-from millpond.replica.lmdb_store import MOST_OPEN, Applied, Replica, close_below, replicated
+from millpond.replica.lmdb_store import MOST_OPEN, RecordChanges, Replica, close_below
 from millpond.replica.lmdb_view import LmdbView
 
 KEYS = 400
@@ -63,15 +63,16 @@ def test_a_new_process_goes_on_with_the_replica_that_is_there(folder, tmp_path):
 
 def test_a_step_that_another_process_added_is_seen(folder, tmp_path):
     log = [
-        Applied(0, {"old": [Change(b"1", b"", b"10")]}),
-        Applied(1, {"new": [Change(b"1", b"", b"20")]}),
+        RecordChanges(0, {"old": [Change(b"1", b"", b"10")]}),
+        RecordChanges(1, {"new": [Change(b"1", b"", b"20")]}),
     ]
     read = lambda view: reading(view, ["old", "new"])  # noqa: E731
     assert replicated(folder, after(log[:1]), read) == [b"10", None]
     code = (
-        "import sys; from pathlib import Path; from millpond.replica.lmdb_store import Applied, replicated; "
-        "from millpond.log.segment import Change; "
-        "replicated(Path(sys.argv[1]), lambda p: [Applied(1, {'new': [Change(b'1', b'', b'20')]})], lambda v: None)"
+        "import sys; from pathlib import Path; from millpond.replica.catch_up import open_replica; "
+        "from millpond.replica.lmdb_store import RecordChanges; from millpond.log.segment import Change; "
+        "records = [RecordChanges(1, {'new': [Change(b'1', b'', b'20')]})]; "
+        "opened = open_replica(Path(sys.argv[1]), lambda position: records); opened.__enter__()"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
     assert replicated(folder, lambda position: (), read) == [b"10", b"20"]
@@ -82,7 +83,7 @@ def reading(view: View, steps: list[str]) -> list[bytes | None]:
 
 
 def test_a_view_stays_as_it_is_while_others_write(folder):
-    log = [Applied(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(3)]
+    log = [RecordChanges(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(3)]
 
     def found(view):
         return view.position, view.get("s", b"1")
@@ -95,7 +96,7 @@ def test_a_view_stays_as_it_is_while_others_write(folder):
 
 
 def test_records_that_were_applied_already_are_passed_over(folder):
-    log = [Applied(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(3)]
+    log = [RecordChanges(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(3)]
 
     replica = Replica(folder)
     assert replica.apply(log) == 2
@@ -106,7 +107,7 @@ def test_records_that_were_applied_already_are_passed_over(folder):
 
 
 def test_a_gap_in_the_records_is_no_reason_to_believe_what_is_there(folder):
-    log = [Applied(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(5)]
+    log = [RecordChanges(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(5)]
     replicated(folder, after(log[:2]), lambda view: None)
     asked = []
 
@@ -203,7 +204,7 @@ def test_another_boots_generation_is_not_used_and_is_removed(folder, tmp_path):
 def test_a_newer_generation_is_taken_and_an_older_one_removed(folder, tmp_path):
     log, asked = records(KEYS, 3), []
     assert checked(folder, log) == ""
-    replicated(folder, after(log, asked), lambda view: None, anew=True)
+    replicated(folder, after(log, asked), lambda view: None, rebuild=True)
     assert asked == [-1]
     assert [path.name for path in folder.glob("[!t]*")] == [f"g000002-{boot()}"]
     close_below(str(tmp_path))
@@ -244,7 +245,7 @@ def test_a_process_killed_while_it_catches_up_leaves_a_replica_at_some_record(fo
 
 
 def test_readers_that_were_killed_do_not_make_the_store_grow_for_ever(folder, tmp_path):
-    log = [Applied(n, {"s": [Change(b"%d" % i, b"", b"%d" % n * 50) for i in range(300)]}) for n in range(40)]
+    log = [RecordChanges(n, {"s": [Change(b"%d" % i, b"", b"%d" % n * 50) for i in range(300)]}) for n in range(40)]
     replicated(folder, after(log[:2]), lambda view: None)
     process = multiprocessing.get_context("spawn").Process(target=die_while_reading, args=(str(tmp_path),))
     process.start()

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.log.segment import Change
-from millpond.replica.lmdb_store import Applied, Replica
+from millpond.replica.lmdb_store import RecordChanges, Replica
 
 KEYS = [b'"a"', b'"b"', b'"' + b"k" * 300 + b'"']
 CELLS = [b"", b"v:x", b"v:" + b"y" * 300]
@@ -29,7 +29,7 @@ def test_what_is_due_is_found_in_order_and_nothing_else(
     replica = Replica(folder)
     live: dict[tuple[bytes, bytes], Change] = {}
     for number, changes in enumerate(history):
-        replica.apply([Applied(number, {"step": changes})])
+        replica.apply([RecordChanges(number, {"step": changes})])
         for change in changes:
             live.pop((change.key, change.cell), None)
             if change.value is not None:

@@ -6,25 +6,40 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from millpond.log.segment import Change
 from millpond.replica import View
-from millpond.replica.lmdb_store import Applied, close_below, replicated
+from millpond.replica.catch_up import open_replica
+from millpond.replica.cell_format import Damaged
+from millpond.replica.lmdb_store import RecordChanges, close_below
 
+T = TypeVar("T")
 Cells = dict[tuple[str, bytes, bytes], bytes]
+
+
+def replicated(
+    folder: Path, missing: Callable[[int], Iterable[RecordChanges]], use: Callable[[View], T], *, rebuild: bool = False
+) -> T:
+    """Read a replica that has caught up; if it turns out to be damaged, read it again once it is rebuilt."""
+    try:
+        with open_replica(folder, missing, rebuild) as view:
+            return use(view)
+    except Damaged:
+        with open_replica(folder, missing, rebuild=True) as view:
+            return use(view)
 
 
 def key(i: int) -> bytes:
     return b'"key-%06d"' % (2 * i)
 
 
-def records(keys: int, count: int) -> list[Applied]:
+def records(keys: int, count: int) -> list[RecordChanges]:
     """A log: all keys, then changes and deletions here and there, in two steps."""
     chance = random.Random(keys)
-    found: list[Applied] = []
+    found: list[RecordChanges] = []
     for number in range(count):
         touched = range(keys) if number == 0 else sorted(chance.sample(range(keys), keys // 10))
         totals = [
@@ -32,11 +47,11 @@ def records(keys: int, count: int) -> list[Applied]:
             for i in touched
         ]
         seen = [Change(key(i), b"v:" + b"n" * (i % 300), b'"%d"' % number) for i in touched if i % 5 == 0]
-        found.append(Applied(number, {"total": totals, "seen": seen} if number != 3 else {}))
+        found.append(RecordChanges(number, {"total": totals, "seen": seen} if number != 3 else {}))
     return found
 
 
-def folded(log: Iterable[Applied]) -> Cells:
+def folded(log: Iterable[RecordChanges]) -> Cells:
     cells: Cells = {}
     for _, changes, *_ in log:
         for step, found in changes.items():
@@ -48,10 +63,10 @@ def folded(log: Iterable[Applied]) -> Cells:
     return cells
 
 
-def after(log: list[Applied], asked: list[int] | None = None) -> Any:
+def after(log: list[RecordChanges], asked: list[int] | None = None) -> Any:
     """`missing` of a replica of this log; notes from where it was asked."""
 
-    def missing(position: int) -> Iterator[Applied]:
+    def missing(position: int) -> Iterator[RecordChanges]:
         if asked is not None:
             asked.append(position)
         return iter(log[position + 1 :])
@@ -124,7 +139,7 @@ def catch_up(folder: str, keys: int, count: int, results: Any) -> None:
 def die_while_applying(folder: str, keys: int, count: int, at: int) -> None:
     """Killed in the middle of the log, between two records."""
 
-    def fatal(position: int) -> Iterator[Applied]:
+    def fatal(position: int) -> Iterator[RecordChanges]:
         for record in records(keys, count)[position + 1 :]:
             if record[0] == at:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -316,17 +316,17 @@ class Driver:
             self._ahead.begin(plan, context, reading, self.positions, self._plan_next)
         tasks = group_splits(plan.planned, self.runtime.slots)
         stage = self.runtime.first_stage(self.program, context, tasks, plan.offers, reading)
-        if disagreement(stage, context.partitions):
+        if disagreement(stage, context.log.partitions):
             return None
         self._at("compute", "during")
         computed = combine_results(self.last, self.positions, stage.results)
         context = replace(context, event_time=replace(context.event_time, ends=computed.times))
         for number in range(2, self.program.last_stage + 1):
             computed.raise_failure()
-            carried = computed.carried_to(self.program, number, context.partitions)
+            carried = computed.carried_to(self.program, number, context.log.partitions)
             context = replace(context, table_changes=computed.tables_made(self.program))
             stage = self.runtime.next_stage(self.program, context, number, carried)
-            if disagreement(stage, context.partitions):
+            if disagreement(stage, context.log.partitions):
                 return None
             computed.add(stage.results)
         computed.raise_failure()

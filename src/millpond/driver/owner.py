@@ -18,9 +18,10 @@ from millpond.driver.targets import Targets
 from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
+from millpond.log.point import LogPoint, RecordLink, segments_by_partition
 from millpond.log.record import FORMAT, Kind, Record
 from millpond.log.rewrite import Rewriter, rewrite_fields
-from millpond.messages import BatchContext, EventTime, RecordLink, segments_by_partition
+from millpond.messages import BatchContext, EventTime
 from millpond.parcels import read_parcel
 from millpond.pipeline.graph import Program
 from millpond.storage import Storage
@@ -217,21 +218,24 @@ class Owner:
     def context(self, now: float, home: str | None, event_time: EventTime) -> BatchContext:
         """The next batch, as its tasks see it."""
         last = self.last
+        log = LogPoint(
+            last.app,
+            last.incarnation,
+            last.partitions,
+            last.number,
+            last.born,
+            last.epoch,
+            last.manifest,
+            recent={record.number: segments_by_partition(record) for record in self._recent},
+            links={record.number: RecordLink.of(record) for record in self._recent},
+        )
         return BatchContext(
-            app=last.app,
-            incarnation=last.incarnation,
-            partitions=last.partitions,
+            log,
             batch=last.number + 1,
-            base=last.number,
             arrival=last.arrival + 1,
-            born=last.born,
             driver=self.id,
             now=now,
             state_url=self.storage.url,
             home=home,
-            recent={record.number: segments_by_partition(record) for record in self._recent},
-            links={record.number: RecordLink.of(record) for record in self._recent},
-            epoch=last.epoch,
-            manifest=last.manifest,
             event_time=replace(event_time, reached=last.reached, details=step_details(self._program, last)),
         )

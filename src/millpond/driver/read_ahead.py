@@ -76,9 +76,8 @@ class ReadAhead:
         following = next_plan(after)
         if not following.planned:
             return
-        context = replace(
-            context, batch=context.batch + 1, base=context.base + 1, arrival=context.arrival + 1, is_read_ahead=True
-        )
+        log = replace(context.log, number=context.log.number + 1)
+        context = replace(context, log=log, batch=context.batch + 1, arrival=context.arrival + 1, is_read_ahead=True)
         tasks = group_splits(following.planned, self.runtime.slots)
         following.reading = self.runtime.read(self.program, context, tasks, later=True)
         if following.reading is not None:

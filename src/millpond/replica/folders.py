@@ -14,6 +14,7 @@ from pathlib import Path
 
 from millpond.clock import boot, new_id
 from millpond.log.paths import Paths, quote_name
+from millpond.log.point import LogPoint
 
 MOST_TABLE = 200  # bytes of a table's name in the name of its folder, which says more
 
@@ -33,16 +34,19 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def folder(home: str, app: str, incarnation: str, partition: int, partitions: int, epoch: int = 0) -> Path:
-    """The folder of one partition's replica; every incarnation, count of partitions and epoch has its own."""
-    tail = f"-since-{epoch}" if epoch else ""
-    return Path(home, Paths(app).root, incarnation, f"{partition:05d}-of-{partitions:05d}{tail}")
+def partition_folder(home: str | None, log_point: LogPoint, partition: int) -> Path:
+    """Return the folder of a partition's replica; every incarnation, count of partitions and epoch has its own."""
+    return _folder(home, log_point, f"{partition:05d}")
 
 
-def table_folder(home: str, app: str, incarnation: str, table: str, partitions: int, epoch: int = 0) -> Path:
-    """The folder of the replica of a whole table."""
-    tail = f"-since-{epoch}" if epoch else ""
-    return Path(home, Paths(app).root, incarnation, f"table-{quote_name(table, MOST_TABLE)}-of-{partitions:05d}{tail}")
+def table_folder(home: str | None, log_point: LogPoint, table: str) -> Path:
+    """Return the folder of the replica of a whole table."""
+    return _folder(home, log_point, f"table-{quote_name(table, MOST_TABLE)}")
+
+
+def _folder(home: str | None, at: LogPoint, name: str) -> Path:
+    tail = f"-since-{at.epoch}" if at.epoch else ""
+    return Path(home or default_home(), Paths(at.app).root, at.incarnation, f"{name}-of-{at.partitions:05d}{tail}")
 
 
 def _epoch(folder: Path) -> int:

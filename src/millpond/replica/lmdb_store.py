@@ -21,20 +21,18 @@ import errno
 import fcntl
 import os
 import shutil
-import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
 
 import lmdb
 import msgspec
 import pyarrow as pa
 
-from millpond.errors import Unavailable
 from millpond.log.segment import Change, read_changes
 from millpond.replica import folders as home
 from millpond.replica import host_lock as turns
@@ -42,7 +40,6 @@ from millpond.replica.bulk_load import filled
 from millpond.replica.cell_format import DUE as HAS_DUE
 from millpond.replica.cell_format import HEAD, KEY_ROOM, Damaged, as_due, as_time, by_time, pack, place, times, unpack
 from millpond.replica.lmdb_view import CELLS, DUE, WALL, LmdbView
-from millpond.replica.view import View
 from millpond.timing import MAX_TICKS
 
 MAP_SIZE = 1 << 40  # address space, not memory: the file is sparse and grows with the data
@@ -55,7 +52,7 @@ _META = b"position"
 Changes: TypeAlias = "Sequence[Change] | pa.Table"
 
 
-class Applied(NamedTuple):
+class RecordChanges(NamedTuple):
     """One record to apply: its number, its changes, its checksum, and the checksum of the record that it follows.
 
     A step may come several times, in pieces, and as tables.
@@ -178,7 +175,7 @@ class Replica:
             raise Damaged(f"{self._data} was touched by something else")
 
     @contextmanager
-    def view(self) -> Iterator[View]:
+    def view(self) -> Iterator[LmdbView]:
         """What the replica holds now, and up to which record that is."""
         with self._reading() as (txn, meta):
             if all(name in self._databases for name in meta.databases):
@@ -198,7 +195,7 @@ class Replica:
         with self._env.begin(buffers=False) as txn:
             yield txn, _meta(txn)
 
-    def apply(self, records: Iterable[Applied]) -> int:
+    def apply(self, records: Iterable[RecordChanges]) -> int:
         """Apply the changes of the records that come next, each in one transaction; return the position.
 
         Records at or before the position are passed over: another process may have applied them.
@@ -212,7 +209,7 @@ class Replica:
                 self._sign()
         return position
 
-    def _apply(self, record: Applied) -> int:
+    def _apply(self, record: RecordChanges) -> int:
         opened = {}
         number, changes = record.number, record.changes
         with self._env.begin(write=True) as txn:
@@ -266,7 +263,7 @@ def _reserve(lock: Path) -> None:
             file.write(bytes(LOCK_BYTES))
 
 
-def _view(txn: Any, databases: dict[str, Any], meta: _Meta) -> View:
+def _view(txn: Any, databases: dict[str, Any], meta: _Meta) -> LmdbView:
     return LmdbView(txn, databases, meta.position, meta.latest, meta.record)
 
 
@@ -386,7 +383,7 @@ _opening = threading.Lock()
 
 
 @contextmanager
-def _lent(folder: Path, built: Replica | None) -> Iterator[Replica]:
+def lend_replica(folder: Path, built: Replica | None) -> Iterator[Replica]:
     """The replica that was built just now, or the newest there is. It stays open for the next who asks for it."""
     with _opening:
         lent = _newest(folder) if built is None else built
@@ -424,7 +421,7 @@ def _close_removed() -> None:
         _open.pop(folder).close()
 
 
-def _build(folder: Path, records: Iterator[Applied]) -> Replica:
+def build_replica(folder: Path, records: Iterator[RecordChanges]) -> Replica:
     """Build a store beside those that are there from the first of the records, and make it the newest generation.
 
     That record may be all of a manifest, and take minutes to fetch. `Replaced` if another process has built one
@@ -457,7 +454,7 @@ def _check_newest(folder: Path, number: int) -> None:
         raise Replaced("another process has built it")
 
 
-def _watched(records: Iterable[Applied], progress: Callable[[], None]) -> Iterator[Applied]:
+def _watched(records: Iterable[RecordChanges], progress: Callable[[], None]) -> Iterator[RecordChanges]:
     def watched(changes: Iterable[tuple[str, Changes]]) -> Iterator[tuple[str, Changes]]:
         for piece in changes:
             progress()
@@ -485,60 +482,6 @@ def forget(place: str, app: str, incarnation: str | None = None) -> None:
     shutil.rmtree(target, ignore_errors=True)
 
 
-_BROKEN = (Damaged, Stuck, lmdb.Error)
-_UNREADABLE = (UnicodeDecodeError, OverflowError, struct.error)  # what else a damaged store may raise
-_ATTEMPTS = 6
-T = TypeVar("T")
-
-
-def replicated(
-    folder: Path,
-    missing: Callable[[int], Iterable[Applied]],
-    use: Callable[[View], T],
-    *,
-    anew: bool = False,
-    belongs: Callable[[View], bool] = lambda view: True,
-) -> T:
-    """Catch the replica in `folder` up and use what it holds then; build it if it is not there or cannot be used.
-
-    `missing(position)` gives the records after a position, -1 being before the first of them all. `belongs` says
-    whether a view is of this log at all; it is asked of the very view that `use` is given. If the store turns out to be
-    damaged while it is used, `use` is called again with another one.
-    """
-    trouble: Exception | None = None
-    for _ in range(_ATTEMPTS):
-        try:
-            records = iter(missing(-1) if anew else ())
-            with ExitStack() as stack:
-                try:
-                    replica = stack.enter_context(_lent(folder, _build(folder, records) if anew else None))
-                    if not anew:
-                        with replica.view() as view:
-                            _check(view, belongs)
-                            records = iter(missing(view.position))
-                    replica.apply(records)
-                    view = stack.enter_context(replica.view())
-                    _check(view, belongs)
-                except _UNREADABLE as error:
-                    raise Damaged(f"{type(error).__name__}: {error}") from error
-                return use(view)  # errors of the program's data are of these kinds, too: only a view raises `Damaged`
-        except Replaced as error:
-            trouble, anew = error, not home.generations(folder)
-        except _BROKEN as error:
-            trouble, anew = error, True
-            if _is_full(error):
-                break
-    raise Unavailable(
-        f"local replica {folder}: it cannot be kept there: {trouble}. {_advice(folder, trouble)}, or choose another "
-        "local_dir; the state itself is safe in the log."
-    ) from trouble
-
-
-def _check(view: View, belongs: Callable[[View], bool]) -> None:
-    if not belongs(view):
-        raise Damaged(f"record {view.position} is of another history")
-
-
 @contextmanager
 def _file_errors() -> Iterator[None]:
     """What the file system says of a store, as one of the reasons to build another."""
@@ -550,18 +493,3 @@ def _file_errors() -> Iterator[None]:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             raise Replaced("another process has built it") from error
         raise Damaged(str(error)) from error
-
-
-_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
-
-
-def _is_full(error: Exception | None) -> bool:
-    return any(text in str(error) for text in _FULL)  # LMDB gives no number
-
-
-def _advice(folder: Path, error: Exception | None) -> str:
-    if not _is_full(error):
-        return "See that the folder can be written"
-    there = next((place for place in folder.parents if place.exists()), Path("/"))
-    free = shutil.disk_usage(there).free
-    return f"Its disk is full, with {free} bytes left of what this user may take: make room there"

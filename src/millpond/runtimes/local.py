@@ -24,7 +24,11 @@ from millpond.messages import (
 from millpond.parcels import Parcel, hand_over
 from millpond.pipeline.graph import Program
 from millpond.storage import Storage
-from millpond.task.keyed_task import Tools, keyed_task, read_task
+from millpond.task.keyed_task import KeyedTask
+from millpond.task.read_task import read_task
+from millpond.task.tools import Tools
+
+KeyedInput = tuple[list[Any], dict[int, list[ExchangePiece]]]  # for one partition: from reading tasks, and carried
 
 
 @dataclass
@@ -71,7 +75,7 @@ class LocalRuntime:
         return self._read(program, context, tasks) if self._ahead else None
 
     def _read(self, program: Program, context: BatchContext, tasks: list[list[PlannedSplit]]) -> LocalReading:
-        reading = LocalReading([[] for _ in range(context.partitions)], len(tasks))
+        reading = LocalReading([[] for _ in range(context.log.partitions)], len(tasks))
         for task, planned in enumerate(tasks):
             for partition, item in read_task(self._shipped or program, context, task, planned, self._tools):
                 reading.items[partition].append(item)
@@ -87,26 +91,24 @@ class LocalRuntime:
     ) -> StageResults:
         assert reading is None or isinstance(reading, LocalReading)
         read = self._read(program, context, tasks) if reading is None else reading
-        results = [self._keyed(program, context, 1, p, read.items[p], {}) for p in range(context.partitions)]
-        return StageResults(results, read.tasks)
+        inputs: list[KeyedInput] = [(items, {}) for items in read.items]
+        return StageResults(self._run_keyed(program, context, 1, inputs), read.tasks)
 
     def next_stage(
         self, program: Program, context: BatchContext, stage: int, carried: list[dict[int, list[ExchangePiece]]]
     ) -> StageResults:
-        return StageResults([self._keyed(program, context, stage, p, [], part) for p, part in enumerate(carried)], 0)
+        return StageResults(self._run_keyed(program, context, stage, [([], part) for part in carried]), 0)
 
-    def _keyed(
-        self,
-        program: Program,
-        context: BatchContext,
-        stage: int,
-        partition: int,
-        items: list[object],
-        carried: dict[int, list[ExchangePiece]],
-    ) -> KeyedResult:
-        result = keyed_task(self._shipped or program, context, stage, partition, items, carried, tools=self._tools)
-        self._between(partition)
-        return result
+    def _run_keyed(
+        self, program: Program, context: BatchContext, stage: int, inputs: list[KeyedInput]
+    ) -> list[KeyedResult]:
+        """Run the keyed tasks of a stage, one partition after the other."""
+        results = []
+        for partition, (items, carried) in enumerate(inputs):
+            task = KeyedTask(self._shipped or program, context, stage, partition, self._tools)
+            results.append(task.run(items, carried))
+            self._between(partition)
+        return results
 
     def deliver(self, program: Program, state_url: str, parcels: list[Parcel]) -> None:
         codec = Codec(program.types)

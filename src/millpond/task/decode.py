@@ -15,7 +15,7 @@ from millpond.rows.arrow_objects import raw_row, unreadable_rows
 from millpond.rows.rows import BadInput, Rows, rows_of_chunk
 from millpond.sources.base import Chunk, JsonLines
 from millpond.steps.failure import FAULTS, FailedRow, Failures
-from millpond.task.timestamps import Reader as TimeReader
+from millpond.task.timestamps import TimeReader
 from millpond.timing import Times, Unit, span
 
 _NO_TIME = StreamTime()

@@ -1,8 +1,8 @@
-"""Rows that leave a task: packed for the partitions of another stage, or written down for a sink."""
+"""The outbox of a task: rows for the partitions of other stages, packed, and rows for sinks, encoded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
@@ -10,17 +10,19 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.codec import Codec
+from millpond.log import pointer
 from millpond.log.segment import SegmentOrigin, TextBlock, pack_outputs
-from millpond.messages import BatchContext, ExchangePiece
+from millpond.messages import BatchContext, ExchangePiece, TaskOutput
 from millpond.pipeline.graph import Program
 from millpond.rows.rows import Rows
 from millpond.rows.wire import drop_key_column, pack_rows
 from millpond.steps.failure import Failed
+from millpond.storage import Storage
 from millpond.task.spreading import split_by_partition, spread
 
 
-def _trimmed(rows: Rows, fields: tuple[str, ...]) -> Rows:
-    """The rows with no more columns than these, if they are there and hold numbers; one at least, to count by."""
+def _select_columns(rows: Rows, fields: tuple[str, ...]) -> Rows:
+    """Return the rows with these columns only, if all are there and numeric. One column stays, to count the rows by."""
     table = rows.data
     kinds = {name: table.schema.field(name).type for name in fields if table.column_names.count(name) == 1}
     if len(kinds) < len(fields) or not all(pa.types.is_integer(k) or pa.types.is_floating(k) for k in kinds.values()):
@@ -29,8 +31,8 @@ def _trimmed(rows: Rows, fields: tuple[str, ...]) -> Rows:
     return Rows(table.select(names), rows.order, form="arrow", times=rows.times, keys=rows.keys)
 
 
-class Leaving:
-    """What a task has to hand over when it is done."""
+class Outbox:
+    """Collects the rows that leave a task, until the task is done."""
 
     def __init__(self, program: Program, context: BatchContext, codec: Codec) -> None:
         self._program, self._context, self._codec = program, context, codec
@@ -39,37 +41,40 @@ class Leaving:
         self._outputs: dict[str, tuple[list[Any], list[TextBlock]]] = {}  # sink → orders, and as many texts
 
     def exchange(self, node: int, rows: Rows, failing: Callable[[], Failed]) -> None:
-        """Rows go to the partitions that own their keys, or to any where they have none."""
+        """Pack rows for the partitions that own their keys; rows without keys are spread over all partitions.
+
+        `failing()` is called if a row cannot be packed, and returns what reports such rows.
+        """
         blobs = self.blobs.setdefault(node, {})
         fields = self._program.fields.get(node)
         if fields is not None and rows.form == "arrow":
-            rows = _trimmed(rows, fields)
+            rows = _select_columns(rows, fields)
         try:
-            packed = self._packed(rows)
+            packed = self._pack(rows)
         except Exception:
-            packed = self._packed(self._encodable(rows, failing()))
+            packed = self._pack(self._drop_unencodable(rows, failing()))
         for partition, blob in packed.items():
             blobs.setdefault(partition, []).append(blob)
             self.blob_bytes += len(blob)
 
-    def _packed(self, rows: Rows) -> dict[int, bytes]:
-        partitions = self._context.partitions
+    def _pack(self, rows: Rows) -> dict[int, bytes]:
+        partitions = self._context.log.partitions
         lean, left_out = drop_key_column(spread(rows, partitions) if rows.keys is None else rows)
         return {p: pack_rows(part, self._codec, left_out) for p, part in split_by_partition(lean, partitions).items()}
 
     def deliver(self, sink: str, rows: Rows, failing: Callable[[], Failed]) -> None:
-        """Rows go to a sink."""
+        """Encode rows for a sink; `failing()` is called if one cannot be encoded."""
         try:
             block: TextBlock = rows.data if rows.form == "coded" else self._codec.encode_lines(rows.objects())
         except Exception:
-            rows = self._encodable(rows.as_objects(), failing())
+            rows = self._drop_unencodable(rows.as_objects(), failing())
             block = self._codec.encode_lines(rows.data)
         orders, blocks = self._outputs.setdefault(sink, ([], []))
         orders.append(np.asarray(rows.order, dtype=np.int64))
         blocks.append(block)
 
-    def _encodable(self, rows: Rows, failed: Failed) -> Rows:
-        """The rows that can be written down; the others have failed."""
+    def _drop_unencodable(self, rows: Rows, failed: Failed) -> Rows:
+        """Return the rows that can be encoded; the others have failed."""
         good: list[int] = []
         for i, row in enumerate(rows.objects()):
             try:
@@ -79,18 +84,29 @@ class Leaving:
                 failed(i, row, error)
         return rows.pick(good)
 
-    def outputs(self, partition: int) -> Iterator[tuple[str, memoryview, int]]:
-        """The output segment of each sink that has any: its name, its bytes, its rows."""
-        for sink, (orders, blocks) in self._outputs.items():
-            origin = SegmentOrigin(self._context.app, sink, partition, self._context.batch)
-            yield sink, pack_outputs(np.concatenate(orders), blocks, origin), sum(map(len, orders))
+    def write_files(self, storage: Storage, partition: int, nonce: str, stage: int, output: TaskOutput) -> None:
+        """Write a segment for each sink that has rows, and a file with the blobs for stages after `stage`.
 
-    def carry(self, path: str, later_than: int) -> tuple[bytes, dict[int, dict[int, list[ExchangePiece]]]]:
-        """The blobs for stages after the next, as one file, and where in it each lies."""
+        Pointers to them go into `output`. `partition` is the one that the sinks see, `nonce` that of the attempt.
+        """
+        context, attempt = self._context, self._context.attempt(nonce)
+        for sink, (orders, blocks) in self._outputs.items():
+            origin = SegmentOrigin(context.log.app, sink, partition, context.batch)
+            packed = pack_outputs(np.concatenate(orders), blocks, origin)
+            path = context.paths.output(sink, partition, attempt)
+            output.outputs[sink] = [pointer.write_file(storage, path, packed, sum(map(len, orders)))]
+        if any(self._program.stages[exchange] > stage for exchange in self.blobs):
+            path = context.paths.exchange(attempt)
+            data, output.carried = self._join_blobs(path, stage)
+            if data:
+                storage.put(path, data)
+
+    def _join_blobs(self, path: str, stage: int) -> tuple[bytes, dict[int, dict[int, list[ExchangePiece]]]]:
+        """Return the blobs for stages after `stage` as the data of one file, and the place of each in it."""
         data = bytearray()
         carried: dict[int, dict[int, list[ExchangePiece]]] = {}
         for exchange, partitions in self.blobs.items():
-            if self._program.stages[exchange] > later_than:
+            if self._program.stages[exchange] > stage:
                 for partition, blobs in partitions.items():
                     pieces = carried.setdefault(exchange, {}).setdefault(partition, [])
                     for blob in blobs:

@@ -22,9 +22,10 @@ from millpond.steps.failure import Failed, FailedRow, Failures, OnError, any_cop
 from millpond.steps.operator import OperatorContext, RunningOperator
 from millpond.steps.verbs.key_by import KeyBy, assign_keys
 from millpond.steps.verbs.late_split import LateSplit
+from millpond.storage import Storage
 from millpond.task.decode import ChunkDecoder, TimesRead
-from millpond.task.outbox import Leaving
-from millpond.task.timestamps import Reader as TimeReader
+from millpond.task.outbox import Outbox
+from millpond.task.timestamps import TimeReader
 from millpond.timing import Times
 from millpond.watermarks import Mark, at_end, clock_partition, incoming, marks
 
@@ -38,7 +39,7 @@ class Router:
         self.failures = Failures(context.batch, clock, self._bury, self._origin)
         self._operators: dict[int, RunningOperator] = {}  # node → its operator, once it is started
         self.running: dict[int, Running] = {}  # those of them that have state
-        self.leaving = Leaving(program, context, self.codec)
+        self.outbox = Outbox(program, context, self.codec)
         self.partition = ""  # of the source that is being read
         self._decoders: dict[int, ChunkDecoder] = {}  # node of a stream → what decodes its chunks
         self._reading: ChunkDecoder | None = None  # of the stream that is being read
@@ -218,10 +219,10 @@ class Router:
     # --- rows go out ---
 
     def _exchange(self, node: g.Node, rows: Rows) -> None:
-        self.leaving.exchange(node.id, rows, lambda: self._failing(node.op.exchange_name, rows, node.policy))
+        self.outbox.exchange(node.id, rows, lambda: self._failing(node.op.exchange_name, rows, node.policy))
 
     def _deliver(self, node: g.Node, rows: Rows) -> None:
-        self.leaving.deliver(node.op.name, rows, lambda: self._failing(node.op.name, rows, node.policy))
+        self.outbox.deliver(node.op.name, rows, lambda: self._failing(node.op.name, rows, node.policy))
 
     # --- steps with state ---
 
@@ -279,8 +280,11 @@ class Router:
                     self.emit(node, rows)
             self._emit_side_rows(node)
 
-    def made(self) -> TaskOutput:
-        return TaskOutput(skipped=dict(self.failures.skipped), late=dict(self.late))
+    def write_output(self, storage: Storage, partition: int, nonce: str, stage: int) -> TaskOutput:
+        """Write what is in the outbox, and return what the task produced besides state; see `Outbox.write_files`."""
+        output = TaskOutput(skipped=dict(self.failures.skipped), late=dict(self.late))
+        self.outbox.write_files(storage, partition, nonce, stage, output)
+        return output
 
 
 def _raise(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:

@@ -16,7 +16,7 @@ from millpond.timing import Times, Unit, as_time, ticks, unit_of
 _LIMIT = 1 << 62
 
 
-class Reader:
+class TimeReader:
     """Reads what `timestamp=` says: a field, `mp.epoch_ms(field)`, or a function of the row."""
 
     def __init__(self, timestamp: Any) -> None:

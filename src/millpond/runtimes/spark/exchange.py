@@ -23,7 +23,8 @@ from pyspark.sql import DataFrame
 
 from millpond.messages import BatchContext, ExchangePiece, KeyedResult, PlannedSplit, ReadHeader
 from millpond.runtimes.spark.shipping import Shipped
-from millpond.task.keyed_task import keyed_task, read_task
+from millpond.task.keyed_task import KeyedTask
+from millpond.task.read_task import read_task
 
 LATE_ATTEMPT = 2  # a task that has died twice may have died of its replica
 
@@ -54,7 +55,7 @@ def _as_is(items: Iterable[Any]) -> Iterable[Any]:
 
 
 @dataclass(frozen=True)
-class ReadTask:
+class SparkReadTask:
     """One reading task per Spark partition."""
 
     shipped: Shipped
@@ -70,7 +71,7 @@ class ReadTask:
 
 
 @dataclass(frozen=True)
-class KeyedTask:
+class SparkKeyedTask:
     """One keyed task per Spark partition."""
 
     shipped: Shipped
@@ -86,7 +87,8 @@ class KeyedTask:
         carried = self.carried[partition] if self.carried else {}
         with quiet():
             program = self.shipped.program()
-            yield keyed_task(program, self.context, self.stage, partition, mine, carried, rebuild=rebuild)
+            keyed_task = KeyedTask(program, self.context, self.stage, partition)
+            yield keyed_task.run(mine, carried, rebuild=rebuild)
 
 
 class quiet:
@@ -124,7 +126,7 @@ class Exchange:
         self._readers: dict[int, RDD[int]] = {}
         self._serializer: Any = None
 
-    def read(self, task: ReadTask) -> RDD[tuple[int, Any]]:
+    def read(self, task: SparkReadTask) -> RDD[tuple[int, Any]]:
         """The blobs of reading tasks. What they are to read travels with the task: an RDD of it for each batch
         would cost a tenth of a small one.
         """
@@ -198,9 +200,9 @@ class Exchange:
         """Remove blobs that are not needed any more."""
         moved.cleanShuffleDependencies(blocking=False)
 
-    def run(self, task: KeyedTask, brought: Sequence[RDD[tuple[int, Any]]]) -> list[KeyedResult]:
+    def run(self, task: SparkKeyedTask, brought: Sequence[RDD[tuple[int, Any]]]) -> list[KeyedResult]:
         """Run the keyed task of every partition over the blobs that were brought to it."""
-        partitions = task.context.partitions
+        partitions = task.context.log.partitions
         anchored = self.anchor(partitions)
         for moved in brought:
             anchored = anchored.union(moved)

@@ -37,7 +37,7 @@ from millpond.runtimes.spark.exchange import paired
 from millpond.runtimes.spark.shipping import Shipped
 from millpond.sources.base import Chunk, Source
 from millpond.storage import Storage, open_storage
-from millpond.task.keyed_task import read_rows_task
+from millpond.task.read_task import read_rows_task
 
 LOST = (Py4JError, PySparkException, OSError)  # what a call to a JVM that is gone ends in
 

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 
 from millpond.driver.read_ahead import progress_of
 from millpond.messages import ReadProgress
-from millpond.runtimes.spark.exchange import Exchange, ReadTask
+from millpond.runtimes.spark.exchange import Exchange, SparkReadTask
 
 log = logging.getLogger("millpond")
 
@@ -53,15 +53,15 @@ class Readings:
         self._context, self._exchange = context, exchange
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="millpond-reading")
 
-    def begin(self, task: ReadTask, what: str, later: bool) -> SparkReading:
+    def begin(self, task: SparkReadTask, what: str, later: bool) -> SparkReading:
         """Start to read; `later` lets a job that is about to begin go first."""
         return SparkReading(self._exchange, len(task.groups), self._thread.submit(self._read, task, what, later))
 
-    def _read(self, task: ReadTask, what: str, later: bool) -> tuple[RDD[Any], list[ReadProgress] | None]:
+    def _read(self, task: SparkReadTask, what: str, later: bool) -> tuple[RDD[Any], list[ReadProgress] | None]:
         if later:
             time.sleep(MANNERS)
-        self._context.setJobDescription(f"{task.context.app}: {what}")
-        moved = self._exchange.moved(self._exchange.read(task), task.context.partitions)
+        self._context.setJobDescription(f"{task.context.log.app}: {what}")
+        moved = self._exchange.moved(self._exchange.read(task), task.context.log.partitions)
         return moved, progress_of(self._exchange.headers(moved, len(task.groups)))
 
     def close(self) -> None:

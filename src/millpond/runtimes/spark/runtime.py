@@ -25,7 +25,7 @@ from millpond.pipeline.graph import Program
 from millpond.runtimes import pickling
 from millpond.runtimes.pickling import pack_program
 from millpond.runtimes.spark.causes import cause, worker_trouble
-from millpond.runtimes.spark.exchange import Exchange, KeyedTask, ReadTask
+from millpond.runtimes.spark.exchange import Exchange, SparkKeyedTask, SparkReadTask
 from millpond.runtimes.spark.frames import Frames, FrameTask, plain_lines
 from millpond.runtimes.spark.reading import FAILED, Readings, SparkReading
 from millpond.runtimes.spark.session import quietly, session
@@ -101,7 +101,9 @@ class SparkRuntime:
     def read(
         self, program: Program, context: BatchContext, tasks: list[list[PlannedSplit]], *, later: bool = False
     ) -> SparkReading:
-        return self._readings.begin(ReadTask(self._shipped, context, tasks), f"batch {context.batch}, reading", later)
+        return self._readings.begin(
+            SparkReadTask(self._shipped, context, tasks), f"batch {context.batch}, reading", later
+        )
 
     def first_stage(
         self,
@@ -111,18 +113,18 @@ class SparkRuntime:
         offers: list[Offer],
         reading: Reading | None = None,
     ) -> StageResults:
-        with self._job(context.app, f"batch {context.batch}, stage 1"):
-            count, keyed = len(tasks), KeyedTask(self._shipped, context, 1, [])
+        with self._job(context.log.app, f"batch {context.batch}, stage 1"):
+            count, keyed = len(tasks), SparkKeyedTask(self._shipped, context, 1, [])
             if reading is not None:
                 assert isinstance(reading, SparkReading)
                 return StageResults(self._exchange.run(keyed, [reading.moved()]), reading.tasks)
             brought = []
             if tasks:
-                read = self._exchange.read(ReadTask(self._shipped, context, tasks))
-                brought.append(self._exchange.moved(read, context.partitions))
+                read = self._exchange.read(SparkReadTask(self._shipped, context, tasks))
+                brought.append(self._exchange.moved(read, context.log.partitions))
             for offer in offers:
                 blobs = FrameTask(self._shipped, context, offer.stream, count).over(offer.frame)
-                moved, parts = self._exchange.moved_frame(blobs, context.partitions)
+                moved, parts = self._exchange.moved_frame(blobs, context.log.partitions)
                 count += parts
                 brought.append(moved)
             return StageResults(self._exchange.run(keyed, brought), count)
@@ -130,8 +132,8 @@ class SparkRuntime:
     def next_stage(
         self, program: Program, context: BatchContext, stage: int, carried: list[dict[int, list[ExchangePiece]]]
     ) -> StageResults:
-        with self._job(context.app, f"batch {context.batch}, stage {stage}"):
-            return StageResults(self._exchange.run(KeyedTask(self._shipped, context, stage, carried), []), 0)
+        with self._job(context.log.app, f"batch {context.batch}, stage {stage}"):
+            return StageResults(self._exchange.run(SparkKeyedTask(self._shipped, context, stage, carried), []), 0)
 
     def deliver(self, program: Program, state_url: str, parcels: list[Parcel]) -> None:
         shipped, first = self._shipped, parcels[0]

@@ -1,0 +1,61 @@
+"""A point of an app's log: one record, and what its readers know of the log before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millpond.log.pointer import Pointer
+from millpond.log.record import Record
+
+SegmentsByStep = dict[str, list[Pointer]]  # step or sink → files
+
+
+@dataclass(frozen=True)
+class RecordLink:
+    """The place of a record in its ledger. A copy of the ledger may have another record with the same number."""
+
+    number: int
+    checksum: str
+    previous: str
+
+    @classmethod
+    def of(cls, record: Record) -> RecordLink:
+        return cls(record.number, record.checksum, record.previous)
+
+
+@dataclass(frozen=True)
+class LogPoint:
+    """The record that a replica must have reached, with all that is needed to read the log up to it."""
+
+    app: str
+    incarnation: str
+    partitions: int
+    number: int  # of the record
+    born: int  # the first record of the app's state
+    epoch: int = 0
+    manifest: Pointer | None = None  # the state at an earlier record: a replica that lacks it begins there
+    recent: dict[int, dict[int, SegmentsByStep]] = field(default_factory=dict)  # record → partition → segments
+    links: dict[int, RecordLink] = field(default_factory=dict)  # of those records, and of the record itself
+
+    @classmethod
+    def of(cls, record: Record) -> LogPoint:
+        """Return the point of a record of which no other record is known."""
+        return cls(
+            record.app,
+            record.incarnation,
+            record.partitions,
+            record.number,
+            record.born,
+            record.epoch,
+            record.manifest,
+            links={record.number: RecordLink.of(record)},
+        )
+
+
+def segments_by_partition(record: Record) -> dict[int, SegmentsByStep]:
+    """Return the segments of a record: partition → step → files."""
+    found: dict[int, SegmentsByStep] = {}
+    for step, partitions in record.segments.items():
+        for partition, pointers in partitions.items():
+            found.setdefault(partition, {})[step] = pointers
+    return found

@@ -1,0 +1,272 @@
+"""Catching up: a replica applies the records of the log that it lacks, and is read when it has reached a record.
+
+`catch_up` is a context manager that yields a view. Whatever is wrong with a store before the view is there, it handles
+itself: a store that is missing, damaged or stuck is built again. Damage that only shows while the view is read is
+raised as `Damaged` out of the `with` block, and the caller runs the block again with `rebuild=True`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import lmdb
+
+from millpond.clock import SystemClock
+from millpond.errors import Corrupt, Unavailable
+from millpond.log import pointer, segment
+from millpond.log.ledger import Ledger
+from millpond.log.manifest import Manifest, read_manifest
+from millpond.log.point import LogPoint, RecordLink, SegmentsByStep, segments_by_partition
+from millpond.log.pointer import Pointer
+from millpond.log.reach import earlier_manifest
+from millpond.log.segment import Change, SegmentOrigin
+from millpond.replica import folders
+from millpond.replica.cell_format import Damaged
+from millpond.replica.fill_progress import Filling
+from millpond.replica.lmdb_store import Changes, RecordChanges, Replaced, Stuck, build_replica, lend_replica
+from millpond.replica.view import View
+from millpond.storage import Storage
+
+log = logging.getLogger("millpond")
+
+MOST_REMEMBERED = 200_000  # changes that one process remembers, to apply them without reading them back
+
+_ATTEMPTS = 6
+_UNUSABLE = (Damaged, Stuck, lmdb.Error)
+_UNREADABLE = (UnicodeDecodeError, OverflowError, struct.error)  # what else a damaged store may raise
+_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+class ChangeReader(Protocol):
+    """Reads the changes that a replica applies: those of one partition, or of one table in all partitions."""
+
+    def read_manifest(self, manifest: Manifest) -> Iterator[tuple[str, Changes]]:
+        """Return the state at the record of a manifest, file by file, each with its step."""
+        ...
+
+    def read_record(self, segments: dict[int, SegmentsByStep]) -> Mapping[str, Sequence[Change]]:
+        """Return the changes of one record, by step, from its segments: partition → step → files."""
+        ...
+
+
+class PartitionChanges:
+    """The changes of one partition."""
+
+    def __init__(self, storage: Storage, partition: int) -> None:
+        self._storage, self._partition = storage, partition
+
+    def read_manifest(self, manifest: Manifest) -> Iterator[tuple[str, Changes]]:
+        mine = [(step, run) for step, found in manifest.runs.items() for run in found.get(self._partition, [])]
+        parts = [(step, part) for step, run in mine for part in run]
+        progress = Filling(manifest.app, self._partition, [part.file for _, part in parts])
+        for step, part in parts:
+            yield step, segment.state_table(pointer.read_file(self._storage, part.file))
+            progress.done(part.file)
+
+    def read_record(self, segments: dict[int, SegmentsByStep]) -> Mapping[str, Sequence[Change]]:
+        mine = segments.get(self._partition, {})
+        return {step: self._read(files) for step, files in mine.items()}
+
+    def _read(self, files: list[Pointer]) -> list[Change]:
+        if len(files) == 1 and files[0].path in _written:
+            return _written.pop(files[0].path)
+        return list(read_segment_changes(self._storage, files))
+
+
+@contextmanager
+def catch_up(
+    storage: Storage, log_point: LogPoint, folder: Path, changes: ChangeReader, *, rebuild: bool = False
+) -> Iterator[View]:
+    """Yield a view of the replica in `folder`, which has reached the record of a log point, or a later one.
+
+    The view is of this very ledger, whatever else shares the folder. If the newest manifest or a file that it names is
+    damaged, an earlier one and more of the log are used, for as long as retention keeps them.
+    """
+    manifest, below = log_point.manifest, log_point.number
+    with ExitStack() as stack:
+        while True:
+            reader = _LogReader(storage, replace(log_point, manifest=manifest), changes)
+            try:
+                view = stack.enter_context(open_replica(folder, reader.missing, rebuild, reader.belongs))
+                break
+            except Corrupt:
+                if manifest is None:
+                    raise
+                ledger = Ledger(storage, log_point.app, SystemClock())
+                earlier = earlier_manifest(ledger, manifest, log_point.born, log_point.epoch, below)
+                if earlier is None:
+                    raise
+                log.warning("%s: %s cannot be read; an earlier one is used", log_point.app, manifest.path)
+                manifest, below = earlier.manifest, earlier.number
+        yield view
+
+
+class _LogReader:
+    """Reads the log up to a point."""
+
+    def __init__(self, storage: Storage, log_point: LogPoint, changes: ChangeReader) -> None:
+        self._storage, self._point, self._changes = storage, log_point, changes
+
+    def missing(self, position: int) -> Iterator[RecordChanges]:
+        """Return the changes of the records after a position and up to the point."""
+        point = self._point
+        if position < 0 and point.manifest is not None:
+            manifest = read_manifest(self._storage, point.manifest)
+            yield RecordChanges(manifest.upto, self._changes.read_manifest(manifest), manifest.checksum)
+            position = manifest.upto
+        before: RecordLink | None = None
+        for number in range(max(position + 1, point.born), point.number + 1):
+            link, segments = self._record(number)
+            if before is not None and link.previous != before.checksum:
+                raise Corrupt(
+                    f"{self._storage.url}: ledger record {self._ledger.paths.record(number)} does not follow the "
+                    "record before it: records of different copies of the state directory were mixed. Put the ledger "
+                    "back from one copy."
+                )
+            yield RecordChanges(number, self._changes.read_record(segments), link.checksum, link.previous)
+            before = link
+
+    def _record(self, number: int) -> tuple[RecordLink, dict[int, SegmentsByStep]]:
+        segments = self._point.recent.get(number)
+        if segments is not None:
+            return self._point.links[number], segments
+        record = next(self._ledger.between(number - 1, self._point.number))
+        return RecordLink.of(record), segments_by_partition(record)
+
+    @property
+    def _ledger(self) -> Ledger:
+        return Ledger(self._storage, self._point.app, SystemClock())
+
+    def belongs(self, view: View) -> bool:
+        """Return whether a view was built from this very ledger, up to the record that it is at.
+
+        Another copy of the state directory has records of the same numbers, and may have another history.
+        """
+        if view.position < 0:
+            return True
+        link = self._point.links.get(view.position)
+        if link is not None:
+            return view.record == link.checksum
+        record = self._ledger.read(view.position)
+        return record is not None and view.record == record.checksum
+
+
+def _always(view: View) -> bool:
+    return True
+
+
+@contextmanager
+def open_replica(
+    folder: Path,
+    missing: Callable[[int], Iterable[RecordChanges]],
+    rebuild: bool = False,
+    belongs: Callable[[View], bool] = _always,
+) -> Iterator[View]:
+    """Yield a view of the replica in `folder`, brought up to date; build it if it is missing or cannot be used.
+
+    `missing(position)` returns the records after a position, -1 being before the first of them all. `belongs` is asked
+    whether a view is of this log at all; it is asked about the very view that is yielded. If the store turns out to be
+    damaged while the view is read, `Damaged` is raised; `Unavailable` if the store was just rebuilt.
+    """
+    view, opened = _open_view(folder, missing, rebuild, belongs)
+    with opened:
+        try:
+            yield view  # errors of the program's data may be of the kinds in _UNREADABLE: only a view raises `Damaged`
+        except (Damaged, lmdb.Error) as error:
+            if rebuild:
+                raise _unavailable(folder, error) from error
+            raise Damaged(str(error)) from error
+
+
+def _open_view(
+    folder: Path,
+    missing: Callable[[int], Iterable[RecordChanges]],
+    rebuild: bool,
+    belongs: Callable[[View], bool],
+) -> tuple[View, ExitStack]:
+    """Return a view that is up to date, and what closes it."""
+    trouble: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            with ExitStack() as attempt:
+                records = iter(missing(-1) if rebuild else ())
+                try:
+                    built = build_replica(folder, records) if rebuild else None
+                    replica = attempt.enter_context(lend_replica(folder, built))
+                    if not rebuild:
+                        with replica.view() as view:
+                            _check_history(view, belongs)
+                            records = iter(missing(view.position))
+                    replica.apply(records)
+                    view = attempt.enter_context(replica.view())
+                    _check_history(view, belongs)
+                except _UNREADABLE as error:
+                    raise Damaged(f"{type(error).__name__}: {error}") from error
+                return view, attempt.pop_all()
+        except Replaced as error:
+            trouble, rebuild = error, not folders.generations(folder)
+        except _UNUSABLE as error:
+            trouble, rebuild = error, True
+            if _is_full(error):
+                break
+    raise _unavailable(folder, trouble) from trouble
+
+
+def _check_history(view: View, belongs: Callable[[View], bool]) -> None:
+    if not belongs(view):
+        raise Damaged(f"record {view.position} is of another history")
+
+
+def _unavailable(folder: Path, trouble: Exception | None) -> Unavailable:
+    return Unavailable(
+        f"local replica {folder}: it cannot be kept there: {trouble}. {_advice(folder, trouble)}, or choose another "
+        "local_dir; the state itself is safe in the log."
+    )
+
+
+def _is_full(error: Exception | None) -> bool:
+    return any(text in str(error) for text in _FULL)  # LMDB gives no number
+
+
+def _advice(folder: Path, error: Exception | None) -> str:
+    if not _is_full(error):
+        return "See that the folder can be written"
+    there = next((place for place in folder.parents if place.exists()), Path("/"))
+    free = shutil.disk_usage(there).free
+    return f"Its disk is full, with {free} bytes left of what this user may take: make room there"
+
+
+# --- changes that this process has written ---
+
+_written: dict[str, list[Change]] = {}  # segment → its changes: no need to read them back
+_last_segments: dict[tuple[str, str, int], str] = {}  # app, step, partition → the segment that was written last
+
+
+def remember_changes(path: str, changes: list[Change], origin: SegmentOrigin) -> None:
+    """Remember the changes of a segment that this process has just written, until the replica applies them.
+
+    Only the last segment of each partition is remembered. Another process may have taken the partition over and applied
+    them, so the oldest make room.
+    """
+    place = (origin.app, origin.of, origin.partition)
+    _written.pop(_last_segments.get(place, ""), None)
+    _last_segments[place] = path
+    while _written and sum(map(len, _written.values())) + len(changes) > MOST_REMEMBERED:
+        del _written[next(iter(_written))]
+    _written[path] = changes
+
+
+def read_segment_changes(storage: Storage, files: list[Pointer]) -> Iterator[Change]:
+    """Return the changes in some segments; those that this process remembers are not read from storage."""
+    for file in files:
+        held = _written.get(file.path)  # it stays: the partition's own replica is still to apply it
+        yield from segment.unpack_state(pointer.read_file(storage, file)) if held is None else held
