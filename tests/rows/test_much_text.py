@@ -13,7 +13,7 @@ import millpond as mp
 from millpond.log import merge_runs as merge
 from millpond.log import segment
 from millpond.log.segment import Change, SegmentOrigin
-from millpond.steps.windows.columnar.block import Printer
+from millpond.steps.windows.panes import PaneTexts
 from millpond.storage import open_storage
 
 ORIGIN = SegmentOrigin("much", "step", 0, 1)
@@ -118,7 +118,7 @@ def test_panes_that_are_more_text_than_one_array_holds_are_written_row_by_row(mo
         called.append(1)
         raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
 
-    monkeypatch.setattr(Printer, "_column", too_much)
+    monkeypatch.setattr(PaneTexts, "_join", too_much)
     with mp.testing.TestDriver(app) as driver:
         driver.send("rows", [{"key": f"k{n % 3}", "at": n} for n in range(12)])
         found = [(row["key"], row["n"]) for row in driver.output("out")]

@@ -9,6 +9,7 @@ from millpond.errors import InvalidUse
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, step_settings
 from millpond.steps.windows.definitions import TIMED, Counting, Session, Sliding, Window, checked_grace
+from millpond.steps.windows.panes import PANE_FIELDS, RETRACTED
 from millpond.steps.windows.triggers import Trigger
 from millpond.steps.windows.window_step import By, Fires, Panes, WindowStep
 from millpond.timing import Duration
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 R = TypeVar("R")
 
-_FIELDS = ("window_start", "window_end", "pane", "final", "retracted")
+_FIELDS = (*PANE_FIELDS, RETRACTED)
 
 
 class WindowOptions(TypedDict):

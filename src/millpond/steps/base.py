@@ -160,3 +160,8 @@ def as_row_list(result: Any) -> list[Any]:
             f"expected several rows, as in a list, but the function returned {short_repr(result)}; return [row]"
         )
     return list(result)
+
+
+def key_fields(names: tuple[str, ...], key: Any) -> dict[str, Any]:
+    """Return a key as the fields of an output row."""
+    return dict(zip(names, key, strict=True)) if len(names) > 1 else {names[0]: key}

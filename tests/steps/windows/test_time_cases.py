@@ -9,7 +9,7 @@ import pytest
 from small_windows import panes, row, rows, sent, windowed
 
 import millpond as mp
-from millpond.steps.windows.assigner import starts_of
+from millpond.steps.windows.hopping import starts_of
 from millpond.testing import TestDriver
 
 THREE = datetime(2015, 9, 13, 3, 0, tzinfo=UTC)

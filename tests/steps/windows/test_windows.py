@@ -13,8 +13,9 @@ from small_windows import panes, row, rows, sent, windowed
 
 import millpond as mp
 from millpond.errors import InvalidUse, StepFailed
-from millpond.steps.windows.assigner import places_of, starts_of
 from millpond.steps.windows.cell_names import extent_of, session_cell, text_of, window_cell
+from millpond.steps.windows.counting import first_rows_of
+from millpond.steps.windows.hopping import starts_of
 from millpond.storage import open_storage
 from millpond.testing import TestDriver
 
@@ -45,8 +46,8 @@ def test_windows_whose_size_is_no_multiple_of_the_hop_hold_what_lies_in_them():
 
 
 def test_the_windows_of_the_nth_row():
-    assert [list(places_of(n, 3, 1)) for n in range(4)] == [[0], [0, 1], [0, 1, 2], [1, 2, 3]]
-    assert [list(places_of(n, 2, 2)) for n in range(5)] == [[0], [0], [2], [2], [4]]
+    assert [list(first_rows_of(n, 3, 1)) for n in range(4)] == [[0], [0, 1], [0, 1, 2], [1, 2, 3]]
+    assert [list(first_rows_of(n, 2, 2)) for n in range(5)] == [[0], [0], [2], [2], [4]]
 
 
 @pytest.mark.parametrize("unit", ["number", "instant"])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from small_windows import row, windowed
 
 import millpond as mp
-from millpond.steps.windows.session_merge import merged, together
+from millpond.steps.windows.session_merge import extend as together
+from millpond.steps.windows.session_merge import merge_extents as merged
 from millpond.testing import Crashed, TestDriver
 
 MANY = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -21,44 +21,12 @@ from millpond.steps.joins.interval import HOWS
 from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.pairs import Pairs
 from millpond.steps.joins.reach import LEFT, RIGHT, SIDES
-from millpond.steps.windows.assigner import closing, starts_of
 from millpond.steps.windows.cell_names import extent_of, window_cell
 from millpond.steps.windows.definitions import Hopping
+from millpond.steps.windows.hopping import Grid
 from millpond.timing import MAX_TICKS, Duration, Unit, as_user, span
 
 Extent = tuple[int, int]  # [start, end)
-
-
-@dataclass(frozen=True)
-class Panes:
-    """The windows of a join, in ticks."""
-
-    size: int
-    every: int
-    offset: int
-    grace: int
-
-    def of(self, at: int) -> list[Extent]:
-        """The windows that hold a time, oldest first.
-
-        >>> Panes(size=10, every=5, offset=0, grace=2).of(12)
-        [(5, 15), (10, 20)]
-        """
-        return [(start, start + self.size) for start in starts_of(at, self.size, self.every, self.offset)]
-
-    def closes(self, extent: Extent) -> int:
-        """The watermark at which a window closes."""
-        return min(closing(extent[1], self.grace), MAX_TICKS)
-
-    def split(self, at: int, began: int | None) -> tuple[list[Extent], list[Extent]]:
-        """The windows of a time that were open when the batch began, and those that had closed.
-
-        >>> Panes(size=10, every=5, offset=0, grace=2).split(12, began=17)
-        ([(10, 20)], [(5, 15)])
-        """
-        found = self.of(at)
-        closed = 0 if began is None else sum(self.closes(extent) <= began for extent in found)
-        return found[closed:], found[:closed]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +69,10 @@ class JoinWindow(Running):
     def _in_time(self, rows: Rows, side: int, began: int) -> Rows:
         """The rows that some window is still open for. Those that have missed one go aside."""
         assert rows.times is not None
-        panes, unit = self._panes(rows.times.unit), rows.times.unit
+        grid, unit = self._grid(rows.times.unit), rows.times.unit
         good, late, missed = [], [], list[Any]()
         for i, at in enumerate(rows.times.values.tolist()):
-            still, gone = panes.split(at, began)
+            still, gone = grid.split(at, began)
             if still:
                 good.append(i)
             if gone:
@@ -114,45 +82,45 @@ class JoinWindow(Running):
             self._arrivals.put_aside(rows.pick(late), side, missed=missed)
         return rows if len(good) == len(rows) else rows.pick(good)
 
-    def _panes(self, unit: Unit) -> Panes:
+    def _grid(self, unit: Unit) -> Grid:
         where, window = f"join_window({self._step.name!r}", self._step.window
         lengths = {"size": window.size, "every": window.every, "offset": window.offset}
         given = {**lengths, "grace": self._step.grace}
-        return Panes(**{name: span(value, unit, f"{where}, {name})") for name, value in given.items()})
+        return Grid(**{name: span(value, unit, f"{where}, {name})") for name, value in given.items()})
 
     def end(self) -> Rows | None:
         unit = self._arrivals.unit
         if unit is None:
             return None
-        panes, came = self._panes(unit), self._arrivals.by_key()
+        grid, came = self._grid(unit), self._arrivals.by_key()
         opened: dict[tuple[bytes, bytes], int] = {}  # windows that a row has met and that stay open: when they close
         over: dict[bytes, dict[Extent, int]] = {}  # those that close now, by key
         for key, sides in came.items():
             for row in (*sides[LEFT], *sides[RIGHT]):
-                self._place(panes, row, unit, opened, over.setdefault(key, {}))
+                self._place(grid, row, unit, opened, over.setdefault(key, {}))
         self._open(opened)
-        self._find_over(panes, over)
+        self._find_over(grid, over)
         for key, windows in over.items():
             self._close(key, windows, came.get(key, ([], [])))
         return self._pairs.rows(unit)
 
     def _place(
         self,
-        panes: Panes,
+        grid: Grid,
         row: Row,
         unit: Unit,
         opened: dict[tuple[bytes, bytes], int],
         over: dict[Extent, int],
     ) -> None:
         """Note the windows of a new row, and keep it while one of them is open."""
-        windows, _ = panes.split(row.at, self._context.time.start_watermark)
+        windows, _ = grid.split(row.at, self._context.time.start_watermark)
         for extent in windows:
-            due = panes.closes(extent)
+            due = grid.closes_at(extent[1])
             if self._is_over(due):
                 over[extent] = due
             else:
                 opened[row.key, window_cell(*extent, unit)] = due
-        due = panes.closes(windows[-1])
+        due = grid.closes_at(windows[-1][1])
         if not self._is_over(due):
             self._changes.add(row.change(due))
 
@@ -165,14 +133,14 @@ class JoinWindow(Running):
             if value is None:
                 self._changes.add(Change(key, cell, b"true", due))
 
-    def _find_over(self, panes: Panes, over: dict[bytes, dict[Extent, int]]) -> None:
+    def _find_over(self, grid: Grid, over: dict[bytes, dict[Extent, int]]) -> None:
         """What is due: windows to close, and rows whose last window closes."""
         watermark = self._context.time.end_watermark
         for entry in self._context.view.due(self._step.name, watermark) if watermark is not None else ():
             is_window = entry.cell.startswith(b"w:")
             at = kept(entry, self._context.codec).at if not is_window else 0
-            extent = extent_of(entry.cell)[:2] if is_window else panes.of(at)[-1]
-            due = panes.closes(extent)
+            extent = extent_of(entry.cell)[:2] if is_window else grid.extents_of(at)[-1]
+            due = grid.closes_at(extent[1])
             if not self._is_over(due):  # the program has grown more patient since it was kept
                 self._changes.add(Change(entry.key, entry.cell, entry.value, due))
                 continue

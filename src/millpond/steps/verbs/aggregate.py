@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from millpond.aggregations import Aggregation, result_of
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Running, StepContext
+from millpond.steps.base import Outputs, Running, StepContext, key_fields
 from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
 from millpond.steps.state.expiring import ExpiringCells, is_state
 from millpond.steps.state.single import Packed, SingleValues, is_absent
@@ -113,11 +113,6 @@ class RunningAggregate(Running):
 
     def changes(self) -> list[Change]:
         return self._values.changes() if self._cells is None else self._cells.changes()
-
-
-def key_fields(names: tuple[str, ...], key: Any) -> dict[str, Any]:
-    """Return a key as the fields of an output row."""
-    return dict(zip(names, key, strict=True)) if len(names) > 1 else {names[0]: key}
 
 
 def results(accumulators: dict[str, Any], aggregations: dict[str, Aggregation]) -> dict[str, Any]:

@@ -1,43 +1,132 @@
-"""Which windows hold a time, and when they close: whole numbers to whole numbers."""
+"""The contract of an assigner: which windows a row belongs to, and when they close.
+
+Each kind of window has one assigner, in a module of its own. It finds and opens windows in the step's `RowWindows`;
+rows, triggers, panes and late rows are the step's.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import Any
 
-def starts_of(time: int, size: int, every: int, offset: int = 0) -> range:
-    """The starts of the hopping windows `[start, start + size)` that hold a time, oldest first.
+from millpond.replica import Entry
+from millpond.steps.windows.batch import WindowBatch
+from millpond.steps.windows.cell_names import extent_of
+from millpond.steps.windows.open_window import OpenWindow, Undo
+from millpond.timing import Unit
 
-    >>> [(start, start + 20) for start in starts_of(29, 20, 5)]
-    [(10, 30), (15, 35), (20, 40), (25, 45)]
-    >>> list(starts_of(-1, 10, 10))
-    [-10]
-    """
-    newest = (time - offset) // every * every + offset
-    oldest = ((time - size - offset) // every + 1) * every + offset
-    return range(oldest, newest + 1, every)
+Extent = tuple[int, int]
 
 
-def closing(end: int, grace: int) -> int:
-    """The watermark at which a window `[start, end)` closes.
+def closes_after(end: int, reach: int) -> int:
+    """Return the watermark at which a window `[start, end]` closes: the first beyond its end and what it waits for.
 
-    >>> closing(110, 2)
-    112
-    """
-    return end + grace
-
-
-def closing_inclusive(end: int, reach: int) -> int:
-    """The watermark at which a window `[start, end]` closes: the first beyond its end and what it waits for.
-
-    >>> closing_inclusive(21, 0)
+    >>> closes_after(21, 0)
     22
     """
     return end + reach + 1
 
 
-def places_of(nth: int, size: int, every: int) -> range:
-    """The starts of the windows of `size` rows, a new one every so many, that hold the nth row, counted from 0.
+class Assigner(ABC):
+    """Assigns the rows of one batch of one partition to windows. Made once per batch."""
 
-    >>> list(places_of(3, 4, 2))
-    [0, 2]
-    """
-    return range(max(0, (nth - size) // every + 1) * every, nth + 1, every)
+    is_timed = True  # whether windows begin and end by event time
+    can_merge = False  # whether windows merge
+    may_wait = False  # whether `must_wait` has to be asked for each row
+
+    def __init__(self, batch: WindowBatch) -> None:
+        self.batch = batch
+        self.windows = batch.windows
+        self.definition: Any = batch.step.window  # from definitions.py
+        if batch.time.unit is not None:
+            self.learn_unit(batch.time.unit)
+
+    def learn_unit(self, unit: Unit) -> None:
+        """Take note of the unit of the times. Only the first call has an effect."""
+        if self.batch.unit is None:
+            self.batch.unit = unit
+            self.measure(unit)
+
+    def measure(self, unit: Unit) -> None:
+        """Convert durations to ticks; called once, when the unit of the times is known."""
+        return None
+
+    # --- each kind of window says ---
+
+    @abstractmethod
+    def windows_for(self, key: bytes, at: int | None, row: Any, undo: Undo) -> tuple[list[OpenWindow], list[Extent]]:
+        """Return the open windows that a row belongs to, oldest first, and the extents of those it missed.
+
+        Every window is saved to `undo` before it changes.
+        """
+
+    @abstractmethod
+    def closes_at(self, w: OpenWindow) -> int:
+        """Return the watermark at which a window closes."""
+
+    @abstractmethod
+    def open_windows(self, key: bytes) -> list[OpenWindow]:
+        """Return all open windows of a key, oldest first."""
+
+    @abstractmethod
+    def ended_windows(self, key: bytes, newest: int) -> list[OpenWindow]:
+        """Return the windows of a key that may close by the key's own clock; called with `clock="key"` only."""
+
+    # --- and some kinds say more ---
+
+    def load(self, entry: Entry) -> OpenWindow:
+        """Return the window of a stored cell that this batch has not read yet."""
+        start, end, unit = extent_of(entry.cell)
+        if self.is_timed:
+            self.learn_unit(unit)
+        return self.windows.load(entry, start, end)
+
+    def pane_time(self, w: OpenWindow) -> int | None:
+        """Return the event time of a window's panes: the last instant that it covers."""
+        return w.end
+
+    def is_full(self, w: OpenWindow) -> bool:
+        """Whether a window closes with the row that was just added."""
+        return False
+
+    def must_wait(self, key: bytes, at: int) -> bool:
+        """Whether it is seen only at the end of the batch if a row is late. Rows of its key after it wait, too."""
+        return False
+
+    def settle(self, key: bytes, times: list[int]) -> list[list[Extent]]:
+        """Return, for the rows of a key that have waited, the windows that each has missed: none if it is on time."""
+        raise NotImplementedError
+
+    def closing_content(self, w: OpenWindow) -> OpenWindow | None:
+        """Return the window whose results are the final pane of `w`; None if there is nothing new to show."""
+        return w if w.has_news else None
+
+    def retire(self, w: OpenWindow) -> None:
+        """Remove a window that has closed, or keep what later windows need of it."""
+        self.drop(w)
+
+    def drop(self, w: OpenWindow) -> None:
+        w.is_live, w.is_changed = False, True
+
+    def finish(self) -> None:
+        """Clean up; called once per batch, when all windows that are due have closed."""
+        return None
+
+    # --- shared by the kinds whose windows have a name of their own ---
+
+    def load_between(self, key: bytes, first: bytes, last: bytes) -> list[OpenWindow]:
+        """Return the open windows of a key whose cells are between two names, in that order."""
+        for entry in list(self.batch.context.view.range(self.batch.step.name, key, first, last)):
+            if self.windows.find(key, entry.cell) is None:
+                self.load(entry)
+        return self.windows.open_between(key, first, last)
+
+    def open_window(self, key: bytes, cell: bytes, start: int | None, end: int | None, undo: Undo) -> OpenWindow:
+        """Return the open window with this name, read from state or new."""
+        w = self.windows.get(key, cell, start, end)
+        undo.append(w.save())
+        if not w.is_live:  # new, or closed earlier in this batch
+            self.batch.accumulators.clear(w)
+            w.pane, w.has_news, w.retractable, w.trigger_state, w.newest = 0, False, (), None, None
+            w.is_live = True
+        return w

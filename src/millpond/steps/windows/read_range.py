@@ -1,4 +1,4 @@
-"""A stretch of time of which all that is kept has been read: a batch reads around its rows, and nothing twice."""
+"""The range of time whose stored cells a batch has read: it reads around its rows, and nothing twice."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Stretch:
-    """From the first to the last time that have been read, both included; nothing has been in the beginning.
+class ReadRange:
+    """From the first to the last time that have been read, both included; None before anything is read.
 
-    >>> stretch = Stretch()
-    >>> stretch.reach(10, 20, print)
+    >>> read = ReadRange()
+    >>> read.extend(10, 20, print)
     10 20
-    >>> stretch.reach(5, 15, print)
+    >>> read.extend(5, 15, print)
     5 10
-    >>> stretch.reach(6, 20, print)
+    >>> read.extend(6, 20, print)
     """
 
     first: int | None = None
     last: int | None = None
 
-    def reach(self, first: int, last: int, read: Callable[[int, int], None]) -> None:
-        """Read what lies between two times and has not been read. Where `read` raises, it counts as not read."""
+    def extend(self, first: int, last: int, read: Callable[[int, int], None]) -> None:
+        """Call `read` for what is between two times and has not been read. If it raises, that counts as not read."""
         if self.first is None or self.last is None:
             read(first, last)
             self.first, self.last = first, last

@@ -1,4 +1,4 @@
-"""Sessions: how a row joins them, and how they join each other. All ends are inclusive."""
+"""Arithmetic of sessions: how a row extends them, and which ones touch. All ends are inclusive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Extent = tuple[int, int]  # the first and the last time
 
 
 def is_near(extent: Extent, time: int, gap: int) -> bool:
-    """Whether a row of this time belongs to the session; a pause of just the gap is within.
+    """Whether a row of this time belongs to the session; a pause of exactly the gap is within it.
 
     >>> is_near((5, 7), 12, gap=5), is_near((5, 7), 13, gap=5)
     (True, False)
@@ -17,21 +17,21 @@ def is_near(extent: Extent, time: int, gap: int) -> bool:
     return extent[0] - gap <= time <= extent[1] + gap
 
 
-def together(extents: Sequence[Extent], time: int) -> Extent:
-    """The session that a row makes of those that it is near to, which may be none.
+def extend(extents: Sequence[Extent], time: int) -> Extent:
+    """Return the session that a row makes of those that it is near to, which may be none.
 
-    >>> together([(5, 12), (20, 20)], 16)
+    >>> extend([(5, 12), (20, 20)], 16)
     (5, 20)
-    >>> together([], 16)
+    >>> extend([], 16)
     (16, 16)
     """
     return min([time, *(first for first, _ in extents)]), max([time, *(last for _, last in extents)])
 
 
-def merged(extents: Sequence[Extent], gap: int) -> list[Extent]:
-    """Sessions, in any order, with those that touch made one.
+def merge_extents(extents: Sequence[Extent], gap: int) -> list[Extent]:
+    """Return sessions, given in any order, with those that touch merged into one.
 
-    >>> merged([(16, 16), (0, 4), (20, 21)], gap=5)
+    >>> merge_extents([(16, 16), (0, 4), (20, 21)], gap=5)
     [(0, 4), (16, 21)]
     """
     found: list[Extent] = []
@@ -44,7 +44,7 @@ def merged(extents: Sequence[Extent], gap: int) -> list[Extent]:
 
 
 def clusters(times: Sequence[int], gap: int) -> list[list[int]]:
-    """The places of times that hang together, as lists; each list in the order of the places.
+    """Return the places of times that no pause longer than the gap separates, as lists; each in order of place.
 
     >>> clusters([3, 20, 1, 22], gap=5)
     [[0, 2], [1, 3]]

@@ -1,87 +1,78 @@
-"""Blocks: what many parts of sliding windows come to, kept, so that a window of many rows need not read them all.
+"""Blocks: merged parts of sliding windows, stored so that a window of many rows need not read all of its parts.
 
-A block holds the parts of a stretch of time, a fraction of a window's size. It is made when a window that holds the
-whole stretch closes. From then on a row of that stretch is late, so a block hardly ever changes: where such a row
-comes and still counts in windows that are open, its block is dropped, and made again by the next window that closes.
-A block says nothing that its parts do not say.
+A block holds the parts of a span of time, a fraction of a window's size. It is made when a window that contains the
+whole span closes. From then on a row in that span is late, so a block rarely changes: if such a row comes and
+still counts in windows that are open, its block is dropped, and the next window that closes makes it again.
+A block is a cache: everything in it is also in its parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 from millpond.replica import Entry, View
 from millpond.steps.windows.cell_names import text_of, time_of
-from millpond.steps.windows.open_window import Accumulators, Window
+from millpond.steps.windows.open_window import OpenWindow, Undo
+from millpond.steps.windows.row_windows import RowWindows
 from millpond.timing import Unit
 
-PER_WINDOW = 32  # blocks in a window's size
-WORTH = 8  # parts in a block: fewer are read as fast
+BLOCKS_PER_WINDOW = 32
+MIN_PARTS = 8  # fewer parts than this are read as fast as a block
 
 
-class Blocks:
-    """The blocks of the keys that a batch has met."""
+class SlidingBlocks:
+    """The blocks of the keys that a batch has read."""
 
-    def __init__(self, step: str, view: View, accumulators: Accumulators, size: int, unit: Unit) -> None:
-        self._step, self._view, self._accumulators, self._unit = step, view, accumulators, unit
-        self.width = size // PER_WINDOW
-        self._met: dict[bytes, dict[bytes, Window]] = {}
+    def __init__(self, step: str, view: View, windows: RowWindows, size: int, unit: Unit) -> None:
+        self._step, self._view, self._windows, self._unit = step, view, windows, unit
+        self.width = size // BLOCKS_PER_WINDOW
+        self._by_key: dict[bytes, list[OpenWindow]] = {}
 
     def _cell(self, start: int) -> bytes:
         return b"b:%d/%b" % (self.width, text_of(start, self._unit))
 
     def inside(self, first: int, last: int) -> tuple[int, int]:
-        """The start of the first block that lies between two times, and the time after the last one."""
+        """Return the start of the first block that is wholly between two times, and the time after the last one."""
         return -(-first // self.width) * self.width, (last + 1) // self.width * self.width
 
-    def between(self, key: bytes, first: int, after: int) -> dict[int, Window]:
-        """The blocks that there are of a key, from one start on to another, by their starts."""
-        met = self._met.setdefault(key, {})
+    def between(self, key: bytes, first: int, after: int) -> list[OpenWindow]:
+        """Return the blocks of a key from one start on and before another, in order."""
         begin, end = self._cell(first), self._cell(after - self.width)
         for entry in self._view.range(self._step, key, begin, end):
-            if entry.cell not in met:
-                self.take(entry)
-        found = {w.start: w for cell, w in met.items() if w.alive and begin <= cell <= end}
-        return {start: found[start] for start in sorted(s for s in found if s is not None)}
+            if self._windows.find(key, entry.cell) is None:
+                self.load(entry)
+        blocks = [w for w in self._by_key.get(key, ()) if w.is_live and begin <= w.cell <= end]
+        return sorted(blocks, key=lambda w: w.cell)
 
-    def make(self, key: bytes, start: int, whole: Window) -> None:
-        """Keep what the parts of a block come to."""
+    def make(self, key: bytes, start: int, whole: OpenWindow) -> None:
+        """Store the merged parts of a block."""
         cell = self._cell(start)
-        met = self._met.setdefault(key, {})
-        w = met.get(cell) or Window(key, cell, start, start + self.width - 1)
-        w.accs, w.came = whole.accs, whole.came
-        w.alive = w.changed = w.closed = True
-        met[cell] = w
+        w = self._windows.find(key, cell)
+        if w is None:
+            w = OpenWindow(key, cell, start, start + self.width - 1)
+            self._windows.add(w)
+            self._by_key.setdefault(key, []).append(w)
+        w.accs, w.arrived = whole.accs, whole.arrived
+        w.is_live = w.is_changed = w.is_emitted = True
 
-    def drop(self, key: bytes, at: int, saved: list[Any]) -> None:
-        """A row of a time has come that a block may hold."""
+    def drop(self, key: bytes, at: int, undo: Undo) -> None:
+        """Drop the block that covers a time, if there is one: a row of that time has come."""
         cell = self._cell(at // self.width * self.width)
-        met = self._met.setdefault(key, {})
-        if cell not in met and (entry := self._view.entry(self._step, key, cell)) is not None:
-            self.take(entry)
-        w = met.get(cell)
-        if w is not None and w.alive:
-            saved.append(w.save())
-            w.alive, w.changed = False, True
+        w = self._windows.find(key, cell)
+        if w is None and (entry := self._view.entry(self._step, key, cell)) is not None:
+            w = self.load(entry)
+        if w is not None and w.is_live:
+            undo.append(w.save())
+            w.is_live, w.is_changed = False, True
 
     def drop_all(self) -> None:
-        """The program's windows are others than those that the blocks were made for."""
+        """Drop all blocks: the program's windows have changed since they were made."""
         for entry in self._view.entries(self._step):
             if entry.cell[:2] == b"b:":
-                w = self.take(entry)
-                w.alive, w.changed = False, True
+                w = self.load(entry)
+                w.is_live, w.is_changed = False, True
 
-    def take(self, entry: Entry) -> Window:
+    def load(self, entry: Entry) -> OpenWindow:
         width, _, start = entry.cell[2:].partition(b"/")
         at, _ = time_of(start)
-        w = self._accumulators.decode(entry.key, entry.cell, at, at + int(width) - 1, entry.value)
-        self._met.setdefault(entry.key, {})[entry.cell] = w
+        w = self._windows.load(entry, at, at + int(width) - 1)
+        self._by_key.setdefault(entry.key, []).append(w)
         return w
-
-    def met(self, key: bytes, cell: bytes) -> Window | None:
-        return self._met.get(key, {}).get(cell)
-
-    def held(self) -> Iterator[Window]:
-        for met in self._met.values():
-            yield from met.values()

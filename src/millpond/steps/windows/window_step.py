@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Literal, Self
@@ -11,12 +11,10 @@ from millpond.aggregations import Aggregation
 from millpond.errors import Incompatible
 from millpond.steps.base import Running, StepContext
 from millpond.steps.kind import Step, StoredKey
-from millpond.steps.windows.columnar.windows import fields_read, hops
-from millpond.steps.windows.definitions import TIMED, Counting, Global, Hopping, Session, Sliding, Window
-from millpond.steps.windows.hopping import Counts, Everything
-from millpond.steps.windows.sessions import Sessions
-from millpond.steps.windows.sliding import Slides
-from millpond.steps.windows.state_rows import open_windows
+from millpond.steps.windows.columnar.choice import fields_as_columns
+from millpond.steps.windows.definitions import TIMED, Session, Sliding, Window
+from millpond.steps.windows.running import RunningWindows
+from millpond.steps.windows.state_rows import open_window_rows
 from millpond.steps.windows.triggers import Trigger
 from millpond.timing import Duration
 
@@ -43,7 +41,7 @@ class WindowStep(Step):
     key_names: tuple[str, ...]
 
     def begin(self, context: StepContext) -> Running:
-        return _RUNNING[type(self.window)](self, context)
+        return RunningWindows(self, context)
 
     @property
     def detail(self) -> dict[str, Any]:
@@ -68,7 +66,7 @@ class WindowStep(Step):
 
     @property
     def fields_read(self) -> tuple[str, ...] | None:
-        return fields_read(self) if isinstance(self.window, Hopping) else None
+        return fields_as_columns(self)
 
     @property
     def retracts(self) -> bool:
@@ -89,16 +87,7 @@ class WindowStep(Step):
     @classmethod
     def show(cls, stored: StoredKey, step: Self | None) -> list[Any]:
         aggregations = None if step is None else step.aggregations
-        return open_windows(stored.key, stored.cells, stored.codec, stored.detail, aggregations)
-
-
-_RUNNING: dict[type[Window], Callable[[WindowStep, StepContext], Running]] = {
-    Hopping: hops,
-    Session: Sessions,
-    Sliding: Slides,
-    Global: Everything,
-    Counting: Counts,
-}
+        return open_window_rows(stored.key, stored.cells, stored.codec, stored.detail, aggregations)
 
 
 def _as_ticks(size: Duration) -> int:

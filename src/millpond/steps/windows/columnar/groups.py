@@ -1,9 +1,8 @@
-"""Columns into windows: counts, sums, means and extremes of tumbling and hopping windows, without a look at each row.
+"""Columns into groups: the rows of each key and window, and their accumulators, updated with NumPy.
 
-Rows are put into groups, one for each key and window, by NumPy; then each group's accumulators are brought up to date.
-What comes out is the very same as row by row: whole numbers stay exact, floats are added in the order of the rows. What
-cannot be done so (a text among the numbers, whole numbers beyond 64 bits, …) is refused, before anything has changed,
-and is done row by row.
+The results are exactly those of row by row: whole numbers stay exact, floats are added in the order of the rows. Where
+that is impossible (a text among the numbers, whole numbers beyond 64 bits, …) the functions return None, and nothing
+has changed.
 """
 
 from __future__ import annotations
@@ -19,46 +18,44 @@ from millpond.rows.rows import Rows
 
 Array = np.ndarray[Any, Any]
 
-KINDS = frozenset({"count", "sum", "mean", "min", "max"})
-_LARGEST = 1 << 62
-
-
-class Refused(Exception):
-    """These rows have to be looked at one by one."""
+_MAX_SUM = 1 << 62
 
 
 class Column(NamedTuple):
     """A field of some rows, as numbers."""
 
     values: Array  # int64 or float64
-    valid: Array | None  # where there is a value; nothing where there is one everywhere
+    valid: Array | None  # where there is a value; None if there is one everywhere
 
 
 class Groups(NamedTuple):
-    """Rows by key and window. A row that is in several windows stands there several times, in the order of the rows."""
+    """Rows by key and window. A row that is in several windows has several places, in the order of the rows."""
 
     keys: Array  # of each group: which key
     windows: Array  # of each group: the number of its window
     group: Array  # of each place: which group
-    row: Array | None  # of each place: which row; nothing where the places are the rows
+    row: Array | None  # of each place: which row; None if the places are the rows
 
 
-def can_read(aggregations: dict[str, Aggregation]) -> bool:
-    """Whether aggregations go by columns at all."""
-    return all(
-        a.kind in KINDS and (type(a.field) is str or (a.field is None and a.kind == "count"))
-        for a in aggregations.values()
-    )
+def read_columns(rows: Rows, fields: Sequence[str]) -> dict[str, Column] | None:
+    """Return fields of the rows by name; None if one of them is not a column of numbers."""
+    columns = {}
+    for field in fields:
+        column = read_column(rows, field)
+        if column is None:
+            return None
+        columns[field] = column
+    return columns
 
 
-def column_of(rows: Rows, field: str) -> Column:
-    """A field of the rows, or `Refused`."""
+def read_column(rows: Rows, field: str) -> Column | None:
+    """Return a field of the rows; None if it is missing in a row, or is not a column of numbers of one type."""
     if rows.form == "arrow":
-        return _arrow_column(rows.data, field)
+        return _read_arrow(rows.data, field)
     try:
         values = [row[field] for row in rows.data]
     except (KeyError, TypeError, IndexError):
-        raise Refused from None  # a row without the field, or no dict at all: one by one it is told which
+        return None
     types = set(map(type, values))
     valid = None
     if type(None) in types:
@@ -66,37 +63,37 @@ def column_of(rows: Rows, field: str) -> Column:
         valid = np.array([value is not None for value in values], dtype=bool)
         values = [0 if value is None else value for value in values]
     if types not in ({int}, {float}, set()) or not set(map(type, rows.data)) <= {dict}:
-        raise Refused
+        return None
     try:
         return Column(np.array(values, dtype=np.float64 if types == {float} else np.int64), valid)
     except OverflowError:
-        raise Refused from None
+        return None
 
 
-def _arrow_column(table: pa.Table, field: str) -> Column:
+def _read_arrow(table: pa.Table, field: str) -> Column | None:
     if field not in table.column_names:
-        raise Refused
+        return None
     column = table.column(field)
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise Refused
+        return None
     valid = None
     if column.null_count:
         valid = np.asarray(column.is_valid())
         column = column.fill_null(0)
     try:
         column = column.cast(pa.int64() if pa.types.is_integer(column.type) else pa.float64())
-    except pa.ArrowInvalid:
-        raise Refused from None
+    except pa.ArrowInvalid:  # beyond 64 bits
+        return None
     return Column(np.asarray(column), valid)
 
 
-def grouped(keys: Array, count: int, numbers: Array, row: Array | None) -> Groups:
-    """Places put together by key, of which there are `count`, and window."""
+def group_rows(keys: Array, count: int, numbers: Array, row: Array | None) -> Groups:
+    """Group places by key, of which there are `count`, and window number."""
     first = int(numbers.min())
     width = int(numbers.max()) - first + 1
     if count * width < 1 << 62:
         places = keys * width + (numbers - first)
-        if count * width <= 8 * len(keys) + 1000:  # few enough to have a room for each
+        if count * width <= 8 * len(keys) + 1000:  # few enough for an array with an element for each
             used = np.zeros(count * width, dtype=bool)
             used[places] = True
             found = np.flatnonzero(used)
@@ -107,18 +104,18 @@ def grouped(keys: Array, count: int, numbers: Array, row: Array | None) -> Group
             found, group = np.unique(places, return_inverse=True)
         return Groups(found // width, found % width + first, group, row)
     windows, numbers = np.unique(numbers, return_inverse=True)
-    groups = grouped(keys, count, numbers, row)
+    groups = group_rows(keys, count, numbers, row)
     return groups._replace(windows=windows[groups.windows])
 
 
-class Totals:
-    """What an aggregation makes of a column, group by group."""
+class GroupUpdate:
+    """Updates the accumulators of groups with their rows."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups, self._size = groups, len(groups.keys)
 
-    def bring_up(self, a: Aggregation, column: Column | None, before: Sequence[Any]) -> Sequence[Any]:
-        """The accumulators of the groups with their rows in them; before, they were these."""
+    def update(self, a: Aggregation, column: Column | None, before: Sequence[Any]) -> Sequence[Any] | None:
+        """Return the accumulators of the groups after their rows; None if it has to be done row by row."""
         group, values = self._groups.group, None
         if column is not None:
             values, valid = column
@@ -138,39 +135,45 @@ class Totals:
             return self._sums(group, values, counts, before)
         if a.kind == "mean":
             totals = self._sums(group, values, counts, [total for _, total in before])
-            return [
-                [old[0] + more, total] if more else old
-                for old, more, total in zip(before, counts.tolist(), totals, strict=True)
-            ]
+            return (
+                None
+                if totals is None
+                else [
+                    [old[0] + more, total] if more else old
+                    for old, more, total in zip(before, counts.tolist(), totals, strict=True)
+                ]
+            )
         return self._extremes(a.kind, group, values, counts, before)
 
-    def _sums(self, group: Array, values: Array, counts: Array, before: Sequence[Any]) -> Sequence[Any]:
+    def _sums(self, group: Array, values: Array, counts: Array, before: Sequence[Any]) -> Sequence[Any] | None:
         types = set(map(type, before)) - {type(None)}
         if values.dtype == np.int64:
             if not types <= {int}:
-                raise Refused
-            if len(values) and int(np.abs(values, dtype=np.float64).max()) * len(values) >= _LARGEST:
-                raise Refused
+                return None
+            if len(values) and int(np.abs(values, dtype=np.float64).max()) * len(values) >= _MAX_SUM:
+                return None
             sums = np.zeros(self._size, dtype=np.int64)
             np.add.at(sums, group, values)
             if not types:
-                return sums.tolist() if counts.all() else _where(counts, sums.tolist(), before)
+                return sums.tolist() if counts.all() else _where_counted(counts, sums.tolist(), before)
             pairs = zip(before, sums.tolist(), counts.tolist(), strict=True)
             return [(more if old is None else old + more) if n else old for old, more, n in pairs]
         if not types <= {int, float}:
-            raise Refused
-        try:  # from the old sum on, one value after the other: -0.0 is what changes nothing
+            return None
+        try:  # start from the old sum and add one value after the other; adding -0.0 changes nothing
             totals = np.array([-0.0 if old is None else float(old) for old in before], dtype=np.float64)
         except OverflowError:
-            raise Refused from None
+            return None
         with np.errstate(all="ignore"):
             np.add.at(totals, group, values)
-        return totals.tolist() if counts.all() else _where(counts, totals.tolist(), before)
+        return totals.tolist() if counts.all() else _where_counted(counts, totals.tolist(), before)
 
-    def _extremes(self, kind: str, group: Array, values: Array, counts: Array, before: Sequence[Any]) -> Sequence[Any]:
+    def _extremes(
+        self, kind: str, group: Array, values: Array, counts: Array, before: Sequence[Any]
+    ) -> Sequence[Any] | None:
         if values.dtype == np.float64:
-            if (np.signbit(values) & (values == 0)).any():  # equal to 0.0, and yet not the same
-                raise Refused
+            if (np.signbit(values) & (values == 0)).any():  # equal to 0.0, but not the same
+                return None
             most, least = np.inf, -np.inf
         else:
             most, least = np.iinfo(np.int64).max, np.iinfo(np.int64).min
@@ -182,8 +185,8 @@ class Totals:
                 return [[new] if n and (not old or new < old[0]) else old for old, new, n in pairs]
             return [[new] if n and (not old or new > old[0]) else old for old, new, n in pairs]
         except TypeError:
-            raise Refused from None
+            return None
 
 
-def _where(counts: Array, found: list[Any], before: Sequence[Any]) -> list[Any]:
+def _where_counted(counts: Array, found: list[Any], before: Sequence[Any]) -> list[Any]:
     return [new if n else old for new, n, old in zip(found, counts.tolist(), before, strict=True)]

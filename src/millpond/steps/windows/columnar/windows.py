@@ -1,454 +1,465 @@
-"""Tumbling and hopping windows that only count, add up and compare: columns instead of rows, tuples instead of windows.
+"""The columnar store of windows: tumbling and hopping windows that only count, add up and compare.
 
-What each window keeps is the same as everywhere; so rows that cannot be taken as columns are done one by one, and a
-program whose windows become of this sort, or are no longer, goes on with what it has.
+What is stored for each window is the same as by row, to the byte. A batch whose rows or stored windows do not fit
+columns goes on with the row store, and so does a program whose windows change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import repeat
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.aggregations import Aggregation
 from millpond.codec import decode_keys
 from millpond.log.segment import Change
 from millpond.replica.cell_format import place as place_of
 from millpond.rows.rows import ENDING, Keys, Rows
-from millpond.steps.base import StepContext
 from millpond.steps.state.single import make_change
-from millpond.steps.windows.assigner import closing
+from millpond.steps.windows.batch import WindowBatch
 from millpond.steps.windows.cell_names import extent_of, window_cell
-from millpond.steps.windows.columnar.block import Block, Known, Printer, as_rows, changes_of
-from millpond.steps.windows.columnar.groups import Array, Column, Groups, Refused, Totals, can_read, column_of, grouped
-from millpond.steps.windows.hopping import Hops
-from millpond.steps.windows.open_window import Window
-from millpond.steps.windows.step import Saved
+from millpond.steps.windows.columnar.groups import Array, Column, Groups, GroupUpdate, group_rows, read_columns
+from millpond.steps.windows.hopping import Grid, HoppingAssigner
+from millpond.steps.windows.late_rows import LateRows
+from millpond.steps.windows.open_window import OpenWindow
+from millpond.steps.windows.panes import Bounds, PaneTexts, final_pane_rows, shown_bounds
 from millpond.timing import Times
 
-if TYPE_CHECKING:
-    from millpond.steps.windows.window_step import WindowStep
-
-Place = tuple[bytes, bytes]  # a key and a cell
-MOST_PLACES = 4_000_000
-_Closing = tuple[int, Place, tuple[Any, ...]]  # when, which, and what it holds
+MAX_PLACES = 4_000_000  # rows times windows per row that are added at once
+_NO_PAIR = (None, None)
+_NO_WINDOWS = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-def hops(step: WindowStep, context: StepContext) -> Hops:
-    """A step of tumbling or hopping windows, of the sort that does it best."""
-    return Hops(step, context) if step.fields_read is None else BulkHops(step, context)
+class KeyTable:
+    """Encoded keys by number. They are ranked once, when that is needed."""
+
+    def __init__(self, encoded: Sequence[bytes] = ()) -> None:
+        self.encoded = list(encoded)
+        self._column: pa.BinaryArray | None = None
+        self._rank: Array | None = None
+
+    def append(self, keys: Sequence[bytes]) -> Array:
+        """Add keys and return their numbers. A key that is there already gets another number, and the same rank."""
+        first = len(self.encoded)
+        self.encoded = [*self.encoded, *keys]
+        self._column = self._rank = None
+        return np.arange(first, first + len(keys))
+
+    @property
+    def column(self) -> pa.BinaryArray:
+        if self._column is None:
+            self._column = pa.array(self.encoded, pa.binary())
+        return self._column
+
+    @property
+    def rank(self) -> Array:
+        """The place of each key among all, in the order of their bytes."""
+        if self._rank is None:
+            keys = self.column
+            order = pc.array_sort_indices(keys)
+            ordered = keys.take(order)
+            is_other = np.asarray(pc.not_equal(ordered[1:], ordered[:-1]))
+            self._rank = np.empty(len(keys), np.int64)
+            self._rank[order.to_numpy()] = np.concatenate([np.zeros(min(1, len(keys)), np.int64), np.cumsum(is_other)])
+        return self._rank
+
+    def pick(self, numbers: Array) -> list[bytes]:
+        """Return the keys with these numbers."""
+        encoded = self.encoded
+        return [encoded[k] for k in numbers.tolist()]
 
 
-def fields_read(step: WindowStep) -> tuple[str, ...] | None:
-    """The fields that windows read as columns; None if they have to look at rows."""
-    aggregations = step.aggregations
-    is_plain = not step.trigger.causes and step.clock == "stream" and not step.takes_back and can_read(aggregations)
-    fields = {a.field: None for a in aggregations.values() if isinstance(a.field, str)}
-    return tuple(fields) if is_plain else None
+@dataclass
+class WindowBlock:
+    """Windows as columns."""
+
+    keys: Array  # of each window: the number of its key
+    windows: Array  # of each window: its number in the grid
+    columns: list[list[Any]]  # the accumulators, one column per aggregation
+    existed: Array  # of each window: whether it was stored before this batch
+
+    @classmethod
+    def empty(cls, aggregations: int) -> WindowBlock:
+        none = np.zeros(0, np.int64)
+        return cls(none, none, [[] for _ in range(aggregations)], np.zeros(0, bool))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def pick(self, which: Array) -> WindowBlock:
+        """Return some of the windows, in this order."""
+        places = which.tolist()
+        columns = [[column[i] for i in places] for column in self.columns]
+        return WindowBlock(self.keys[which], self.windows[which], columns, self.existed[which])
+
+    def append(self, other: WindowBlock) -> WindowBlock:
+        """Return the windows of both blocks."""
+        if not len(other):
+            return self
+        return WindowBlock(
+            np.concatenate([self.keys, other.keys]),
+            np.concatenate([self.windows, other.windows]),
+            [[*one, *more] for one, more in zip(self.columns, other.columns, strict=True)],
+            np.concatenate([self.existed, other.existed]),
+        )
 
 
-class _Kept(msgspec.Struct, forbid_unknown_fields=True):
+class ClosedWindows(NamedTuple):
+    """The final panes of the windows that a batch has closed, None if there are none."""
+
+    panes: Rows | None
+    closed_until: int | None  # how far the end of the input has closed windows
+
+
+class _StoredWindow(msgspec.Struct, forbid_unknown_fields=True):
     kept: dict[str, Any]
 
 
-_KEPT = msgspec.json.Decoder(_Kept)
+_STORED_WINDOWS = msgspec.json.Decoder(_StoredWindow)
 
 
-class BulkHops(Hops):
-    """Windows as columns, in a block, as long as all rows of a batch come at once.
+class ColumnarWindows:
+    """The windows of one batch of one partition, as columns.
 
-    Where they come in several pieces, the windows become entries: the accumulators of each as a tuple, the last of
-    which says whether the window was there before. Where they have to be looked at one by one, they become windows.
+    `add` and `close` either succeed or change nothing. If one of them declines, the caller has to go on with
+    `to_open_windows` in the row store.
     """
 
-    def __init__(self, step: WindowStep, context: StepContext) -> None:
-        super().__init__(step, context)
-        self._known = Known(())
-        self._block: Block | None = None
-        self._gone: tuple[Array, Array] | None = None  # keys and windows that are closed, and were there before
-        self._bulk: dict[Place, tuple[Any, ...]] = {}
-        self._closed: list[Place] = []  # that were there before
-        self._aggregations = list(self.accumulators.aggregations.items())
-        names = tuple(self.accumulators.aggregations)
-        self._make = _maker(self.key_names, names)
-        self._printer = Printer(context.codec, self.key_names, names)
+    def __init__(self, batch: WindowBatch, assigner: HoppingAssigner, late: LateRows) -> None:
+        self._batch, self._assigner, self._late = batch, assigner, late
+        self._view, self._step, self._codec = batch.context.view, batch.step.name, batch.context.codec
+        self._aggregations = list(batch.accumulators.aggregations.items())
+        self._initial = [a.initial() for _, a in self._aggregations]  # shared: no vectorised update changes one
+        self._fields = [a.field for _, a in self._aggregations if type(a.field) is str]
+        self._names = tuple(batch.accumulators.aggregations)
+        self._keys = KeyTable()
+        self._block = WindowBlock.empty(len(self._aggregations))
+        self._deleted = _NO_WINDOWS  # keys and numbers of stored windows that have closed
+        self._places: dict[tuple[bytes, int], int] = {}  # of windows in the block, by key and number; made when needed
 
-    # --- rows come ---
+    @property
+    def _grid(self) -> Grid:
+        return self._assigner.grid
 
-    def work(self, rows: Rows) -> None:
-        if len(rows) == 0:
-            return
-        if rows.form == "json":
+    # --- rows ---
+
+    def add(self, rows: Rows) -> Rows | None:
+        """Add rows. Return those from the first on that do not fit columns; None if all were added."""
+        if rows.times is None:
+            return rows
+        if rows.form not in ("arrow", "objects"):
             rows = rows.as_objects()
-        # A row of hopping windows stands in many places: so many rows at a time that they have room.
-        most = len(rows) if self.unit is None else max(1, MOST_PLACES // -(-self.size // self.every))
-        for begin in range(0, len(rows), most):
-            part = rows if len(rows) <= most else rows.pick(range(begin, min(begin + most, len(rows))))
-            try:
-                self._columns(part)
-            except Refused:
-                self._spill()
-                super().work(part)
+        # A row of hopping windows has many places: add only so many rows at once that all places fit in memory.
+        size = max(1, MAX_PLACES // -(-self._grid.size // self._grid.every))
+        for start in range(0, len(rows), size):
+            part = rows if len(rows) <= size else rows.pick(range(start, min(start + size, len(rows))))
+            if not self._add_part(part):
+                return rows if start == 0 else rows.pick(range(start, len(rows)))
+        return None
 
-    def _spill(self) -> None:
-        """Give up the block."""
-        block, self._block = self._block, None
-        if block is not None:
-            places = zip(self._known.of(block.keys), map(self._cell, block.windows.tolist()), strict=True)
-            self._bulk.update(zip(places, zip(*block.columns, block.existed.tolist(), strict=True), strict=True))
+    def _add_part(self, rows: Rows) -> bool:
+        assert rows.keys is not None
+        columns = read_columns(rows, self._fields)
+        if columns is None:
+            return False
+        groups, late_places = self._group(rows)
+        if groups is not None and not self._update(rows.keys.encoded, groups, columns):
+            return False
+        if len(late_places):
+            self._add_late(rows.pick(late_places.tolist()))
+        return True
 
-    def _cell(self, number: int) -> bytes:
-        assert self.unit is not None
-        start = number * self.every + self.offset
-        return window_cell(start, start + self.size, self.unit)
-
-    def _columns(self, rows: Rows) -> None:
-        if rows.times is None or self._met:
-            raise Refused  # without a time, or where windows were opened one by one in this batch
-        fields = {a.field for _, a in self._aggregations if type(a.field) is str}
-        columns = {field: column_of(rows, field) for field in fields}
-        groups, missed = self._assigned(rows)
-        if groups is not None:
-            if self._block is None and not self._bulk:
-                self._lay(rows, groups, columns)
-            else:
-                self._spill()
-                self._bring_up(rows, groups, columns)
-        if len(missed):
-            self._miss(rows, missed)
-
-    def _assigned(self, rows: Rows) -> tuple[Groups | None, Any]:
-        """The rows by key and window, and the places of those that missed one."""
+    def _group(self, rows: Rows) -> tuple[Groups | None, Array]:
+        """Group the rows by key and window. Return the places of those that have missed a window, too."""
         assert rows.keys is not None and rows.times is not None
-        times = rows.times.values
-        keys = np.asarray(rows.keys.index, dtype=np.int64)
-        numbers = (times - self.offset) // self.every
-        row = None
-        if self.every != self.size:
-            many = -(-self.size // self.every)
-            spread = (numbers[:, None] - np.arange(many - 1, -1, -1)).ravel()
-            row = np.repeat(np.arange(len(times)), many)
-            inside = spread * self.every + self.offset + self.size > times[row]
-            numbers, row = spread[inside], row[inside]
-        mark = self.context.time.start_watermark
-        missed: Any = ()
+        grid, times, keys = self._grid, rows.times.values, rows.keys.array
+        numbers = (times - grid.offset) // grid.every
+        row, late = None, np.zeros(0, np.int64)
+        if grid.every != grid.size:
+            per_row = -(-grid.size // grid.every)
+            spread = (numbers[:, None] - np.arange(per_row - 1, -1, -1)).ravel()
+            row = np.repeat(np.arange(len(times)), per_row)
+            is_inside = grid.start_of(spread) + grid.size > times[row]
+            numbers, row = spread[is_inside], row[is_inside]
+        mark = self._batch.time.start_watermark
         if mark is not None:
-            is_open = numbers * self.every + self.offset + self.size + self.grace > mark
+            is_open = grid.closing_of(numbers) > mark
             if not is_open.all():
                 row = np.arange(len(times)) if row is None else row
-                missed = np.unique(row[~is_open])
+                late = np.unique(row[~is_open])
                 numbers, row = numbers[is_open], row[is_open]
         if len(numbers) == 0:
-            return None, missed
-        return grouped(keys if row is None else keys[row], len(rows.keys.encoded), numbers, row), missed
+            return None, late
+        return group_rows(keys if row is None else keys[row], len(rows.keys.encoded), numbers, row), late
 
-    def _lay(self, rows: Rows, groups: Groups, columns: dict[Any, Column]) -> None:
-        """Make a block of the rows, and of what their windows hold already."""
-        assert rows.keys is not None
-        encoded, latest = rows.keys.encoded, self.context.view.latest(self.step.name)
-        size = len(groups.keys)
-        # A window is kept with the time at which something is to happen to it, never before its end: what ends
-        # after the latest of these times cannot be there.
-        ends = groups.windows * self.every + self.offset + self.size
-        is_new = np.zeros(size, bool) if latest is None else ends > latest
-        old = np.flatnonzero(~is_new)
-        names = {number: self._cell(number) for number in np.unique(groups.windows[old]).tolist()}
-        keys = [encoded[k] for k in groups.keys[old].tolist()]
-        found = self.context.view.get_cells(self.step.name, keys, [names[n] for n in groups.windows[old].tolist()])
-        there = np.fromiter((data is not None for data in found), bool, len(found))
-        kept = self._decoded([data for data in found if data is not None])
-        existed = np.zeros(size, bool)
-        existed[old[there]] = True
-        before = self._accumulators(kept, old[there].tolist(), size)
-        totals = Totals(groups)
-        after = [
-            list(totals.bring_up(a, columns.get(a.field), accs))
-            for (_, a), accs in zip(self._aggregations, before, strict=True)
-        ]
-        self._known, self._block = Known(encoded), Block(groups.keys, groups.windows, after, existed)
+    def _update(self, encoded: list[bytes], groups: Groups, columns: dict[str, Column]) -> bool:
+        """Add groups of rows to their windows in the block. Windows that are not there are read, or opened."""
+        places = self._places_in_block(encoded, groups)
+        absent = np.flatnonzero(places < 0)
+        stored = self._read_windows(encoded, groups.keys[absent], groups.windows[absent])
+        if stored is None:
+            return False
+        before, existed = stored
+        if len(absent) < len(places):
+            before = [_combine(places, column, read) for column, read in zip(self._block.columns, before, strict=True)]
+        update = GroupUpdate(groups)
+        after: list[list[Any]] = []
+        for (_, a), accs in zip(self._aggregations, before, strict=True):
+            found = update.update(a, None if a.field is None else columns[a.field], accs)  # type: ignore[index]
+            if found is None:
+                return False
+            after.append(list(found))
+        if not len(self._block):
+            self._keys, self._block = KeyTable(encoded), WindowBlock(groups.keys, groups.windows, after, existed)
+        else:
+            self._put(encoded, WindowBlock(groups.keys, groups.windows, after, existed), places)
+        return True
 
-    def _bring_up(self, rows: Rows, groups: Groups, columns: dict[Any, Column]) -> None:
-        assert rows.keys is not None and self.unit is not None
-        encoded = rows.keys.encoded
-        names = {number: self._cell(number) for number in np.unique(groups.windows).tolist()}
-        keys = [encoded[k] for k in groups.keys.tolist()]
-        cells = [names[n] for n in groups.windows.tolist()]
-        before, existed = self._before(keys, cells)
-        totals = Totals(groups)
-        after = [
-            totals.bring_up(a, columns.get(a.field), old)
-            for (_, a), old in zip(self._aggregations, before, strict=True)
-        ]
-        self._bulk.update(zip(zip(keys, cells, strict=True), zip(*after, existed, strict=True), strict=True))
+    def _places_in_block(self, encoded: list[bytes], groups: Groups) -> Array:
+        """Return the place of each group's window in the block, -1 if it is not there."""
+        if not len(self._block):
+            return np.full(len(groups.keys), -1)
+        if not self._places:
+            windows = zip(self._keys.pick(self._block.keys), self._block.windows.tolist(), strict=True)
+            self._places = {window: place for place, window in enumerate(windows)}
+        find, pairs = self._places.get, zip(groups.keys.tolist(), groups.windows.tolist(), strict=True)
+        return np.fromiter((find((encoded[k], number), -1) for k, number in pairs), np.int64, len(groups.keys))
 
-    def _before(self, keys: list[bytes], cells: list[bytes]) -> tuple[list[list[Any]], list[bool]]:
-        """The accumulators of windows as they are, by aggregation, and whether the windows were there before."""
-        if self._bulk:
-            held = list(map(self._bulk.get, zip(keys, cells, strict=True)))
-            lacking = [i for i, found in enumerate(held) if found is None]
-            rest, existed = self._stored([keys[i] for i in lacking], [cells[i] for i in lacking])
-            for i, *accs in zip(lacking, *rest, existed, strict=True):
-                held[i] = tuple(accs)
-            *columns, existed_all = (list(column) for column in zip(*held, strict=True))
-            return columns, existed_all
-        return self._stored(keys, cells)
+    def _put(self, encoded: list[bytes], groups: WindowBlock, places: Array) -> None:
+        """Write the windows of groups to the block, at their places or behind. `existed` is of the new ones only."""
+        held, absent = np.flatnonzero(places >= 0), np.flatnonzero(places < 0)
+        for column, new in zip(self._block.columns, groups.columns, strict=True):
+            for place, i in zip(places[held].tolist(), held.tolist(), strict=True):
+                column[place] = new[i]
+        keys, windows = groups.keys[absent], groups.windows[absent]
+        added = zip([encoded[k] for k in keys.tolist()], windows.tolist(), strict=True)
+        self._places.update((window, place) for place, window in enumerate(added, len(self._block)))
+        columns = [[column[i] for i in absent.tolist()] for column in groups.columns]
+        numbers = self._keys.append(encoded)[keys]
+        self._block = self._block.append(WindowBlock(numbers, windows, columns, groups.existed))
 
-    def _stored(self, keys: list[bytes], cells: list[bytes]) -> tuple[list[list[Any]], list[bool]]:
-        found = self.context.view.get_cells(self.step.name, keys, cells)
-        places = [i for i, data in enumerate(found) if data is not None]
-        kept = self._decoded([data for data in found if data is not None])
-        existed = [data is not None for data in found]
-        return self._accumulators(kept, places, len(keys)), existed
+    def _add_late(self, rows: Rows) -> None:
+        assert rows.keys is not None and rows.times is not None
+        for i, row in enumerate(rows.objects()):
+            at, key = int(rows.times.values[i]), rows.keys.encoded[rows.keys.index[i]]
+            _, missed = self._grid.split(at, self._batch.time.start_watermark)
+            self._late.add(int(rows.order[i]), key, at, row, missed)
 
-    def _accumulators(self, kept: list[dict[str, Any]], places: Sequence[int], size: int) -> list[list[Any]]:
-        """The accumulators by aggregation, each at its place; those that are new, or of another kind, begin anew."""
+    # --- stored windows ---
+
+    def _read_windows(self, encoded: list[bytes], keys: Array, windows: Array) -> tuple[list[list[Any]], Array] | None:
+        """Return the accumulators of windows by aggregation, and which windows are stored; None if one does not fit."""
+        # A window is stored with the time at which something is to happen to it, never before its end: a window
+        # that ends after the latest of these times is not stored.
+        latest = self._view.latest(self._step)
+        ends = self._grid.start_of(windows) + self._grid.size
+        old = np.flatnonzero(np.ones(len(windows), bool) if latest is None else ends <= latest)
+        cells = {number: self._cell(number) for number in np.unique(windows[old]).tolist()}
+        found = self._view.get_cells(
+            self._step,
+            [encoded[k] for k in keys[old].tolist()],
+            [cells[number] for number in windows[old].tolist()],
+        )
+        is_stored = np.fromiter((data is not None for data in found), bool, len(found))
+        columns = self._decode([data for data in found if data is not None], old[is_stored].tolist(), len(windows))
+        if columns is None:
+            return None
+        existed = np.zeros(len(windows), bool)
+        existed[old[is_stored]] = True
+        return columns, existed
+
+    def _read_due(self, until: int) -> WindowBlock | None:
+        """Return the stored windows without rows in this batch that close by `until`; None if one does not fit."""
+        block, grid = self._block, self._grid
+        known = block.pick(np.flatnonzero(block.existed))
+        exclude = set(map(place_of, self._keys.pick(known.keys), map(self._cell, known.windows.tolist())))
+        keys, cells, values = self._view.all_due(self._step, until, exclude=exclude)
+        if not keys:
+            return WindowBlock.empty(len(self._aggregations))
+        numbers: dict[bytes, int] = {}
+        for cell in set(cells):
+            number = self._number(cell)
+            if number is None or grid.closing_of(number) > until:
+                return None  # the program's size, hop, offset or grace has changed since
+            numbers[cell] = number
+        columns = self._decode(values, range(len(values)), len(values))
+        if columns is None:
+            return None
+        windows = np.array([numbers[cell] for cell in cells], np.int64)
+        return WindowBlock(self._keys.append(keys), windows, columns, np.ones(len(keys), bool))
+
+    def _decode(self, texts: list[bytes], places: Sequence[int], size: int) -> list[list[Any]] | None:
+        """Return columns of `size` accumulators, those of stored windows at their places and initial ones elsewhere.
+
+        None if a window holds more than accumulators: it has shown panes, by another trigger.
+        """
+        text = b"\n".join(texts)
+        try:
+            if b'"$' not in text:
+                stored = [each.kept for each in _STORED_WINDOWS.decode_lines(text)]
+            else:
+                stored = [msgspec.convert(each, _StoredWindow).kept for each in self._codec.decode_lines(text)]
+        except msgspec.MsgspecError:
+            return None
         columns: list[list[Any]] = []
-        for name, a in self._aggregations:
-            new, kind = a.initial(), a.kind  # which nobody changes
-            found = [pair[1] if (pair := each.get(name, _NONE))[0] == kind else new for each in kept]
+        for (name, a), initial in zip(self._aggregations, self._initial, strict=True):
+            kind = a.kind  # an accumulator of another kind is not used
+            found = [pair[1] if (pair := each.get(name, _NO_PAIR))[0] == kind else initial for each in stored]
             if len(found) < size:
-                column: list[Any] = [new] * size
+                column: list[Any] = [initial] * size
                 for i, acc in zip(places, found, strict=True):
                     column[i] = acc
                 found = column
             columns.append(found)
         return columns
 
-    def _decoded(self, texts: list[bytes]) -> list[dict[str, Any]]:
-        text = b"\n".join(texts)
-        try:
-            if b'"$' not in text:
-                return [each.kept for each in _KEPT.decode_lines(text)]
-            return [msgspec.convert(each, _Kept).kept for each in self.context.codec.decode_lines(text)]
-        except msgspec.MsgspecError:  # it has shown panes, of another trigger
-            raise Refused from None
-
-    def _miss(self, rows: Rows, missed: Any) -> None:
-        assert rows.keys is not None and rows.times is not None
-        mark = self.context.time.start_watermark
-        assert mark is not None
-        late = rows.pick(missed.tolist())
-        assert late.keys is not None and late.times is not None
-        for i, row in enumerate(late.objects()):
-            at, key = int(late.times.values[i]), late.keys.encoded[late.keys.index[i]]
-            extents = [(s, s + self.size) for s in self.starts(at) if closing(s + self.size, self.grace) <= mark]
-            self.miss(int(late.order[i]), key, at, row, extents)
-
-    # --- one by one ---
-
-    def find(self, key: bytes, cell: bytes, start: int | None, end: int | None, saved: Saved) -> Window:
-        if self._bulk and (held := self._bulk.pop((key, cell), None)) is not None:
-            self._window(key, cell, held)
-        return super().find(key, cell, start, end, saved)
-
-    def _window(self, key: bytes, cell: bytes, held: tuple[Any, ...]) -> Window:
-        start, end, _ = extent_of(cell)
-        w = self._met.setdefault(key, {})[cell] = Window(key, cell, start, end)
-        *accs, existed = held
-        w.accs = {name: acc for (name, _), acc in zip(self._aggregations, accs, strict=True)}
-        w.origin = cell if existed else None
-        w.alive = w.news = w.changed = True
-        return w
-
-    # --- windows close ---
-
-    def end(self) -> Rows | None:
-        upto = self.context.time.end_watermark
-        try:
-            if upto is None or self._met:  # where some were opened one by one, all are closed so
-                raise Refused
-            return self._end_of_entries(upto) if self._bulk else self._end_of_block(upto)
-        except Refused:
-            self._spill()
-            for (key, cell), held in self._bulk.items():
-                self._window(key, cell, held)
-            self._bulk = {}
-            return super().end()
-
-    def _end_of_entries(self, upto: int) -> Rows | None:
-        found = sorted([*self._own_due(upto), *self._stored_due(upto)], key=_by_time)
-        rows = self._shown(found)  # nothing has changed before all results are there
-        for _, place, held in found:
-            self._bulk.pop(place, None)
-            if held[-1]:
-                self._closed.append(place)
-        self._put_late()
-        return rows
-
-    def _end_of_block(self, upto: int) -> Rows | None:
-        block = self._block or Block.empty(len(self._aggregations))
-        closes = block.windows * self.every + self.offset + closing(self.size, self.grace)
-        stored = self._unmet(block, upto)
-        both = block.and_then(stored)
-        own = np.flatnonzero(closes <= upto)
-        now = np.concatenate([own, np.arange(len(block), len(both))])
-        rows: Rows | None = None
-        if len(now):
-            closed = both.pick(now[np.lexsort((self._known.rank[both.keys[now]], both.windows[now]))])
-            rows = self._panes(closed)  # nothing has changed before all results are there
-            if self.context.time.is_final:
-                self.closed_until = closing(self._extent(int(closed.windows[-1]))[1], self.grace)
-        self._block = block.pick(np.flatnonzero(closes > upto))
-        self._gone = (both.keys[gone], both.windows[gone]) if len(gone := now[both.existed[now]]) else _NO_WINDOWS
-        self._put_late()
-        return rows
-
-    def _extent(self, number: int) -> tuple[int, int]:
-        start = number * self.every + self.offset
-        return start, start + self.size
-
-    def _unmet(self, block: Block, upto: int) -> Block:
-        """Windows of earlier batches, of which this one has seen no row, whose time has come; or `Refused`."""
-        met = block.pick(np.flatnonzero(block.existed))
-        places = set(map(place_of, self._known.of(met.keys), map(self._cell, met.windows.tolist())))
-        keys, cells, values = self.context.view.all_due(self.step.name, upto, exclude=places)
-        if not keys:
-            return Block.empty(len(self._aggregations))
-        numbers = {cell: self._number(cell, upto) for cell in set(cells)}
-        kept = self._decoded(values)
-        columns = self._accumulators(kept, range(len(kept)), len(kept))
-        windows = np.array([numbers[cell] for cell in cells], np.int64)
-        return Block(self._known.and_then(keys), windows, columns, np.ones(len(keys), bool))
-
-    def _number(self, cell: bytes, upto: int) -> int:
-        """The number of a window that closes now."""
+    def _number(self, cell: bytes) -> int | None:
+        """Return the number of the window that a cell names; None if it is not on the grid."""
         if not cell.startswith(b"w:"):
-            raise Refused
-        start, end = self.extent(cell)
-        assert start is not None and end is not None
-        number, beside = divmod(start - self.offset, self.every)
-        if beside or end - start != self.size or closing(end, self.grace) > upto:
-            raise Refused  # the size has changed, or the grace has grown, since
-        return number
+            return None
+        start, end, _ = extent_of(cell)
+        return self._grid.number_of(start, end)
 
-    def _panes(self, closed: Block) -> Rows:
-        """The final panes of windows, as rows."""
-        assert self.unit is not None
-        numbers = closed.windows.tolist()
+    def _cell(self, number: int) -> bytes:
+        assert self._batch.unit is not None
+        start = self._grid.start_of(number)
+        return window_cell(start, start + self._grid.size, self._batch.unit)
 
-        def shown(number: int) -> tuple[Any, Any]:
-            start, end = self._extent(number)
-            return self.shown(start), self.shown(end)
+    # --- closing ---
 
-        results = [_results(a, column) for (_, a), column in zip(self._aggregations, closed.columns, strict=True)]
-        order = np.full(len(numbers), ENDING, np.int64)
-        if self.context.may_emit_in_parts:  # nobody needs more than their text
-            texts = self._printer.column(self._known, closed, shown, results)
+    def close(self) -> ClosedWindows | None:
+        """Close the windows that the watermark has reached; None if that has to be done row by row."""
+        until = self._batch.time.end_watermark
+        if until is None:
+            return ClosedWindows(None, None)
+        if self._batch.unit is None:
+            return None
+        block, closing = self._block, self._grid.closing_of(self._block.windows)
+        due = self._read_due(until)
+        if due is None:
+            return None
+        both = block.append(due)
+        now = np.concatenate([np.flatnonzero(closing <= until), np.arange(len(block), len(both))])
+        panes, closed_until = None, None
+        if len(now):
+            closed = both.pick(now[np.lexsort((self._keys.rank[both.keys[now]], both.windows[now]))])
+            results = self._results(closed)
+            if results is None:
+                return None
+            panes = self._panes(closed, results)
+            if self._batch.time.is_final:
+                closed_until = self._grid.closing_of(int(closed.windows[-1]))
+        stored = now[both.existed[now]]
+        self._deleted = both.keys[stored], both.windows[stored]
+        self._block = block.pick(np.flatnonzero(closing > until))
+        return ClosedWindows(panes, closed_until)
+
+    def _results(self, closed: WindowBlock) -> list[list[Any]] | None:
+        """Return a column of results per aggregation; None if one raises, to be seen row by row which one."""
+        try:
+            return [_results_of(a, accs) for (_, a), accs in zip(self._aggregations, closed.columns, strict=True)]
+        except Exception:
+            return None
+
+    def _panes(self, closed: WindowBlock, results: list[list[Any]]) -> Rows:
+        batch, grid = self._batch, self._grid
+        order = np.full(len(closed), ENDING, np.int64)
+
+        def bounds(number: int) -> Bounds:
+            start = grid.start_of(number)
+            return shown_bounds(start, start + grid.size, batch.unit)
+
+        if batch.context.may_emit_in_parts:  # the consumers need no more than the text
+            keys = self._keys.column.take(closed.keys)
+            texts = PaneTexts(self._codec, batch.key_names, self._names).write(keys, closed.windows, bounds, results)
             if texts is not None:
                 return Rows(texts, order, form="coded")
-        encoded, index, objects = as_rows(self._known, closed)
-        extents = {number: shown(number) for number in set(numbers)}
-        data = self._make([objects[i] for i in index], [extents[number] for number in numbers], *results)
-        times = Times(closed.windows * self.every + self.offset + self.size - 1, self.unit)
+        place: dict[bytes, int] = {}
+        index = [place.setdefault(key, len(place)) for key in self._keys.pick(closed.keys)]
+        encoded = list(place)
+        objects = decode_keys(encoded)
+        numbers = closed.windows.tolist()
+        shown = {number: bounds(number) for number in set(numbers)}
+        data = final_pane_rows(
+            batch.key_names, self._names, [objects[i] for i in index], [shown[number] for number in numbers], results
+        )
+        assert batch.unit is not None
+        times = Times(grid.start_of(closed.windows) + (grid.size - 1), batch.unit)
         return Rows(data, order, times=times, keys=Keys(encoded, index, objects))
 
-    def _closes_at(self, cell: bytes) -> int:
-        _, end = self.extent(cell)
-        assert end is not None
-        return closing(end, self.grace)
-
-    def _own_due(self, upto: int) -> list[_Closing]:
-        cells = {cell for _, cell in self._bulk}
-        due = {cell: at for cell in cells if (at := self._closes_at(cell)) <= upto}
-        if not due:
-            return []
-        return [(due[place[1]], place, held) for place, held in self._bulk.items() if place[1] in due]
-
-    def _stored_due(self, upto: int) -> list[_Closing]:
-        """Windows of earlier batches, which this one has not met, whose time has come; or `Refused`."""
-        met = self._bulk
-        entries = [e for e in self.context.view.due(self.step.name, upto) if not met or (e.key, e.cell) not in met]
-        closes = {cell: self._closes_at(cell) for cell in {entry.cell for entry in entries}}
-        if any(at > upto for at in closes.values()):
-            raise Refused  # the grace has grown since
-        kept = self._decoded([entry.value for entry in entries])
-        columns = self._accumulators(kept, range(len(kept)), len(kept))
-        places = [(entry.key, entry.cell) for entry in entries]
-        held = zip(*columns, repeat(True), strict=False)
-        return [(closes[place[1]], place, accs) for place, accs in zip(places, held, strict=True)]
-
-    def _shown(self, closing_now: list[_Closing]) -> Rows | None:
-        """The final panes of windows, as rows."""
-        if not closing_now:
-            return None
-        assert self.unit is not None
-        keys, cells = zip(*(place for _, place, _ in closing_now), strict=True)
-        *columns, _ = zip(*(held for _, _, held in closing_now), strict=True)
-        encoded = list(dict.fromkeys(keys))
-        index = dict(zip(encoded, range(len(encoded)), strict=True))
-        known = Keys(encoded, [index[key] for key in keys], decode_keys(encoded))
-        objects = known.objects
-        extents = {cell: self.extent(cell) for cell in set(cells)}
-        times = {cell: (self.shown(start), self.shown(end)) for cell, (start, end) in extents.items()}
-        data = self._make(
-            [objects[i] for i in known.index],
-            [times[cell] for cell in cells],
-            *(_results(a, list(column)) for (_, a), column in zip(self._aggregations, columns, strict=True)),
-        )
-        if self.context.time.is_final:
-            self.closed_until = closing_now[-1][0]
-        ends = {cell: end - 1 for cell, (_, end) in extents.items() if end is not None}
-        at = Times([ends[cell] for cell in cells], self.unit)
-        return Rows(data, [ENDING] * len(data), times=at, keys=known)
-
-    # --- what has changed ---
+    # --- state ---
 
     def changes(self) -> list[Change]:
-        if self._gone is not None and self._block is not None:
-            return changes_of(
-                self._known,
-                self._gone,
-                self._block,
-                self._texts(self._block.columns),
-                self._cell,
-                lambda number: closing(self._extent(number)[1], self.grace),
-            )
-        found = [] if not self._met else super().changes()
-        found += map(make_change, ((key, cell, None, None, None) for key, cell in self._closed))
-        if self._bulk:
-            found += self._encoded()
-        found.sort(key=_by_place)
+        """Return what the batch has changed; called after `close`."""
+
+        def cell_and_due(number: int) -> tuple[bytes, int]:
+            return self._cell(number), self._grid.closing_of(number)
+
+        texts = [self._codec.encode_many(column) for column in self._block.columns]
+        pattern = b'{"kept":{' + b",".join(self._batch.accumulators.heads) + b"}}"
+        values = list(map(pattern.__mod__, zip(*texts, strict=True)))
+        return _block_changes(self._keys, self._deleted, self._block, values, cell_and_due)
+
+    def to_open_windows(self) -> list[OpenWindow]:
+        """Return the windows of the block for the row store."""
+        found = []
+        names, size = self._names, self._grid.size if len(self._block) else 0
+        windows = zip(
+            self._keys.pick(self._block.keys), self._block.windows.tolist(), self._block.existed.tolist(), strict=True
+        )
+        for (key, number, existed), *accs in zip(windows, *self._block.columns, strict=True):
+            start = self._grid.start_of(number)
+            w = OpenWindow(key, self._cell(number), start, start + size)
+            w.accs = dict(zip(names, accs, strict=True))
+            w.stored_cell = w.cell if existed else None
+            w.is_live = w.has_news = w.is_changed = True
+            found.append(w)
         return found
 
-    def _encoded(self) -> list[Change]:
-        places = list(self._bulk)
-        *columns, _ = zip(*self._bulk.values(), strict=True)
-        values = self._texts(columns)
-        due = {cell: self._closes_at(cell) for cell in {cell for _, cell in places}}
-        return [make_change((key, cell, v, due[cell], None)) for (key, cell), v in zip(places, values, strict=True)]
 
-    def _texts(self, columns: Sequence[Sequence[Any]]) -> list[bytes]:
-        """What windows hold, as it is kept."""
-        texts = [self.context.codec.encode_many(column) for column in columns]
-        pattern = b'{"kept":{' + b",".join(self.accumulators.heads) + b"}}"
-        return list(map(pattern.__mod__, zip(*texts, strict=True)))
+def _block_changes(
+    keys: KeyTable,
+    deleted: tuple[Array, Array],
+    block: WindowBlock,
+    values: Sequence[bytes],
+    cell_and_due: Callable[[int], tuple[bytes, int]],
+) -> list[Change]:
+    """Return the deletions of windows, given by keys and numbers, and the windows of a block, as sorted changes.
+
+    `values` holds the encoded windows of the block; `cell_and_due` maps a window number to its cell and closing time.
+    """
+    both = np.concatenate([deleted[0], block.keys])
+    windows = np.concatenate([deleted[1], block.windows])
+    none = [None] * len(deleted[0])
+    order = np.lexsort((windows, keys.rank[both]))
+    numbers, places = windows[order].tolist(), order.tolist()
+    named = {number: cell_and_due(number) for number in set(numbers)}
+    cells = {number: cell for number, (cell, _) in named.items()}
+    times = {number: due for number, (_, due) in named.items()}
+    texts: list[bytes | None] = [*none, *values]
+    dues: list[int | None] = [*none, *map(times.__getitem__, block.windows.tolist())]
+    columns = (
+        keys.pick(both[order]),
+        map(cells.__getitem__, numbers),
+        map(texts.__getitem__, places),
+        map(dues.__getitem__, places),
+        repeat(None),
+    )
+    return list(map(make_change, zip(*columns, strict=False)))
 
 
-def _results(a: Aggregation, accs: list[Any]) -> list[Any]:
-    """What accumulators come to; or `Refused`, where one of them has no result: one by one it is seen which."""
+def _results_of(a: Aggregation, accs: list[Any]) -> list[Any]:
     is_itself = a.kind == "count" or (a.kind == "sum" and type(None) not in set(map(type, accs)))
-    try:
-        return accs if is_itself else list(map(a.result, accs))
-    except Exception:
-        raise Refused from None
+    return accs if is_itself else list(map(a.result, accs))
 
 
-_NONE = (None, None)
-_NO_WINDOWS = (np.zeros(0, np.int64), np.zeros(0, np.int64))
-_by_time = itemgetter(0, 1)
-_by_place = itemgetter(0, 1)
-
-
-@cache
-def _maker(key_names: tuple[str, ...], names: tuple[str, ...]) -> Any:
-    """A function of keys, extents and columns of results that makes output rows, about as fast as Python can."""
-    values = [f"v{i}" for i in range(len(names))]
-    key = [(name, f"k[{i}]" if len(key_names) > 1 else "k") for i, name in enumerate(key_names)]
-    fields = [*key, ("window_start", "w[0]"), ("window_end", "w[1]"), ("pane", "0"), ("final", "True")]
-    items = ", ".join(f"{name!r}: {value}" for name, value in [*fields, *zip(names, values, strict=True)])
-    return eval(f"lambda *columns: [{{{items}}} for k, w, {', '.join(values)}, in zip(*columns)]")
+def _combine(places: Array, held: list[Any], read: list[Any]) -> list[Any]:
+    """Return an accumulator per group: the one at its place among those held, or the next of those read."""
+    rest = iter(read)
+    return [held[place] if place >= 0 else next(rest) for place in places.tolist()]

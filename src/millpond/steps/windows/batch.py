@@ -1,0 +1,63 @@
+"""What the parts of a window step share within one batch of one partition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from millpond.codec import decode_key
+from millpond.steps.base import StepContext
+from millpond.steps.failure import BadInput
+from millpond.steps.windows.key_state import KeyState
+from millpond.steps.windows.open_window import Accumulators
+from millpond.steps.windows.panes import Bounds, shown_bounds
+from millpond.steps.windows.row_windows import RowWindows
+from millpond.steps.windows.trigger_state import TriggerStates
+from millpond.timing import Duration, Unit, span
+
+if TYPE_CHECKING:
+    from millpond.steps.windows.window_step import WindowStep
+
+
+class WindowBatch:
+    """A window step, one batch, and the state that both have in common. It decides nothing."""
+
+    def __init__(self, step: WindowStep, context: StepContext, *, is_timed: bool, can_merge: bool) -> None:
+        self.step, self.context, self.time = step, context, context.time
+        self.is_timed = is_timed  # whether windows begin and end by event time
+        self.is_clock_of_key = step.clock == "key"  # and not the stream's watermark
+        self.trigger = step.trigger
+        self.key_names = step.key_names
+        self.unit: Unit | None = None  # of the times; set once, by the assigner
+        self.accumulators = Accumulators(
+            step.name, step.aggregations, context.view, context.codec, context.arrival, can_merge
+        )
+        self.windows = RowWindows(step.name, context.view, self.accumulators)
+        self.key_state = KeyState(step.name, context.view, context.codec)
+        self.triggers = TriggerStates(self)
+        self.keys: dict[bytes, Any] = {}  # encoded → as the user knows it
+
+    def ticks(self, length: Duration, name: str) -> int:
+        """Return one of the window's durations in ticks of the stream's times."""
+        assert self.unit is not None
+        return span(length, self.unit, f"window({self.step.name!r}), {name}")
+
+    def key(self, encoded: bytes) -> Any:
+        """Return a key as the user knows it."""
+        found = self.keys.get(encoded, self)
+        if found is self:
+            found = self.keys[encoded] = decode_key(encoded)
+        return found
+
+    def bounds(self, start: int | None, end: int | None) -> Bounds:
+        """Return a window's start and end as the user knows them."""
+        return shown_bounds(start, end, self.unit if self.is_timed else None)
+
+    def late_mark(self, key: bytes) -> int | None:
+        """Return the watermark that decides what is late: the one that the batch began with."""
+        return self.key_state.began(key) if self.is_clock_of_key else self.time.start_watermark
+
+    def missing_time(self) -> BadInput:
+        return BadInput(
+            f"window({self.step.name!r}): expected a row with an event time, and it has none. Give the stream one with "
+            "timestamp=…, or the rows one with with_time(…)"
+        )
