@@ -108,7 +108,6 @@ class DeliveryWorker:
         name, attempt, lost_jobs = parcels[0].sink, 0, 0
         while True:
             attempt += 1
-            pause = RETRIES.pause(attempt)
             try:
                 self._owner.announce(name, record)
                 return self._deliver_once(sink, parcels)
@@ -117,13 +116,14 @@ class DeliveryWorker:
             except Unavailable as error:
                 if self._is_in_a_hurry:
                     raise
-                wait, why = pause if error.retry_after is None else error.retry_after, str(error)
+                wait = RETRIES.pause(attempt) if error.retry_after is None else error.retry_after
+                why = str(error)
             except JobLost as error:
                 lost_jobs += 1
                 if lost_jobs == MOST_DELIVERY_ATTEMPTS:
                     where = f"sink {name!r}, batch {record.number}"
                     raise Unavailable(f"{where}: {lost_jobs} deliveries failed: {error}") from error
-                wait, why = pause, str(error)
+                wait, why = RETRIES.pause(attempt), str(error)
             log.warning("%s: sink %r is asked again in %.1f s: %s", self._program.app, name, wait, why)
             self._pause(wait)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Literal, get_args
 from urllib.parse import quote
 
@@ -182,6 +183,7 @@ def file_name(delivery: Delivery, format: str) -> str:
     return f"{delivery.batch:020d}-{delivery.partition:05d}-{delivery.incarnation}-{attempt}{sink}.{format}"
 
 
+@lru_cache(maxsize=256)
 def _quote_sink(sink: str) -> str:
     """Return a sink's name as part of a file name, cut if it is too long for that."""
     return cut_name(quote(sink, safe=""), MAX_SINK_BYTES)

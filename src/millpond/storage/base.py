@@ -13,6 +13,7 @@ from millpond.errors import InvalidUse
 # some and file systems others, and lone surrogates because no store can encode them.
 _NAME = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f\ud800-\udfff]+"
 _PATH = re.compile(rf"{_NAME}(?:/{_NAME})*")
+is_path = _PATH.fullmatch  # of a string; `check_path` says what is wrong with others
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from millpond.storage.base import (
     check_path,
     check_paths,
     check_range,
+    is_path,
 )
 from millpond.storage.durable import DurableWriter, as_millpond_error
 
@@ -111,7 +112,9 @@ class LocalStorage:
         return f"{self._label} {self.url}"
 
     def _file(self, path: str) -> str:
-        return os.path.join(self.root, check_path(path))
+        if not isinstance(path, str) or not is_path(path):
+            check_path(path)
+        return os.path.join(self.root, path)
 
     def _walk(self, folder: str, after: str | None) -> Iterator[Item]:
         """Yield the files below `folder` ("" or ending in "/") after the path `after`, reading a folder at a time."""
