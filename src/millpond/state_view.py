@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -89,9 +91,12 @@ class StateView:
         self._ledger = Ledger(storage, app, clock)
         self._seen: int | None = None
         self._codec = Codec(types, unknown="plain")
-        # An earlier moment is a replica of its own, which lives as long as this view.
-        self._own_home = None if batch is None else tempfile.TemporaryDirectory(prefix="millpond-at-")
-        self._home = home if self._own_home is None else self._own_home.name
+        # An earlier moment is a replica of its own, which lives as long as this view. (A TemporaryDirectory would
+        # warn when it goes with its owner.)
+        self._own_home = None if batch is None else tempfile.mkdtemp(prefix="millpond-at-")
+        if self._own_home is not None:
+            weakref.finalize(self, shutil.rmtree, self._own_home, ignore_errors=True)
+        self._home = home if self._own_home is None else self._own_home
 
     def _record(self) -> Record | None:
         if self._batch is None:
@@ -146,7 +151,7 @@ class StateView:
             raise _OutOfReach(record.number) from error
         finally:
             if self._own_home is not None:  # its folder goes with this view: leave no store open in it
-                close_below(self._own_home.name)
+                close_below(self._own_home)
 
     def _living(
         self, view: View, kind: type[Step], record: Record, key: bytes | None = None
