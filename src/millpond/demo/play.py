@@ -112,6 +112,8 @@ class _Stage:
         """Leave no process behind, whatever has happened."""
         if self._driver is not None and self._driver.poll() is None:
             self._kill_driver()
+        if self._driver is not None and self._driver.stdin is not None:
+            self._driver.stdin.close()  # also of a driver that ended by itself
         kill_remains(self._remembered)
 
     # --- the driver ---
