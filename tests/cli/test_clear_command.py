@@ -43,9 +43,9 @@ def test_with_yes_the_state_is_gone_and_a_new_incarnation_begins(millpond: Millp
 def test_a_person_is_asked_and_may_say_yes_or_no(millpond: Millpond, running: Running) -> None:
     running().send("orders", [order("ann", 3)])
     result = millpond("clear", input="n\n")
-    assert f"Forget all state of app 'orders' in {Path('state').absolute()}?" in result.stderr
+    assert f"Delete all state of app 'orders' in {Path('state').absolute()}?" in result.stderr
     assert result.exit_code == 1
-    assert "error: app 'orders' was not cleared. Say --yes to do it without being asked.\n" in result.stderr
+    assert "error: app 'orders' was not cleared. Use --yes to do it without confirmation.\n" in result.stderr
     assert totals() == {"ann": 3}
     assert millpond("clear", input="y\n").exit_code == 0
     assert totals() == {}
@@ -55,7 +55,7 @@ def test_where_nobody_can_answer_nothing_is_cleared(millpond: Millpond, running:
     running().send("orders", [order("ann", 3)])
     result = millpond("clear", input="")
     assert result.exit_code == 1
-    assert "error: app 'orders' was not cleared. Say --yes to do it without being asked.\n" in result.stderr
+    assert "error: app 'orders' was not cleared. Use --yes to do it without confirmation.\n" in result.stderr
     assert totals() == {"ann": 3}
 
 

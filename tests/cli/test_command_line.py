@@ -42,8 +42,8 @@ def test_python_m_millpond_is_the_same_command_and_an_error_is_one_block_without
     ended = python_m("status", "--state-dir", "nowhere")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == (
-        f"error: {Path('nowhere').absolute()} holds no app. Say with --state-dir where the state of one is; "
-        "nothing was made.\n"
+        f"error: {Path('nowhere').absolute()} holds no app. Give the state_dir of an app with --state-dir; "
+        "nothing was created.\n"
     )
 
 

@@ -42,7 +42,7 @@ def test_one_of_several_apps_must_be_named(command: list[str], millpond: Millpon
     assert result.exit_code == 1
     assert result.stderr == (
         f"error: {Path('state').absolute()} holds several apps: 'orders', 'orders-eu', 'orders/us'. "
-        "Say with --app which one is meant.\n"
+        "Choose one with --app.\n"
     )
 
 
@@ -51,8 +51,8 @@ def test_a_state_dir_without_an_app_is_an_error(command: list[str], millpond: Mi
     result = millpond(*command, "--state-dir", "nowhere")
     assert result.exit_code == 1
     assert result.stderr == (
-        f"error: {Path('nowhere').absolute()} holds no app. Say with --state-dir where the state of one is; "
-        "nothing was made.\n"
+        f"error: {Path('nowhere').absolute()} holds no app. Give the state_dir of an app with --state-dir; "
+        "nothing was created.\n"
     )
     assert not Path("nowhere").exists()
 
@@ -63,5 +63,5 @@ def test_an_app_that_is_not_there_is_an_error(command: list[str], millpond: Mill
     result = millpond(*command, "--app", "order")
     assert result.exit_code == 1
     assert result.stderr == (
-        f"error: {Path('state').absolute()} holds no app 'order'; it holds: 'orders'. Mend --app or --state-dir.\n"
+        f"error: {Path('state').absolute()} holds no app 'order'; it holds: 'orders'. Correct --app or --state-dir.\n"
     )

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 import millpond as mp
-from millpond.cli.load_program import loaded
+from millpond.cli.load_program import load_app
 
 Millpond = Callable[..., Result]
 
@@ -35,19 +35,19 @@ def error_of(result: Result) -> str:
 
 
 def test_the_only_app_of_a_file_is_found_under_any_name() -> None:
-    with loaded(write(ONE.replace("app =", "pipeline ="))) as app:
+    with load_app(write(ONE.replace("app =", "pipeline ="))) as app:
         assert app.name == "orders"
 
 
 def test_an_app_with_two_names_is_one_app() -> None:
-    with loaded(write(ONE + "same = app\n")) as app:
+    with load_app(write(ONE + "same = app\n")) as app:
         assert app.name == "orders"
 
 
 def test_one_of_several_apps_is_found_by_its_name() -> None:
     path = write(ONE + "other = mp.App('payments')\n")
     for name, found in [("app", "orders"), ("other", "payments")]:
-        with loaded(f"{path}:{name}") as app:
+        with load_app(f"{path}:{name}") as app:
             assert app.name == found
 
 
@@ -55,7 +55,7 @@ def test_what_a_script_does_at_its_end_is_not_done() -> None:
     guards = ['__name__ == "__main__"', '"__main__" == __name__', '__name__ == "__main__" and True']
     text = ONE + "".join(f"if {guard}:\n    raise SystemExit(3)\n" for guard in guards)
     text += 'if __name__ != "__main__":\n    app = mp.App("imported")\n'
-    with loaded(write(text)) as app:
+    with load_app(write(text)) as app:
         assert app.name == "imported"
 
 
@@ -63,7 +63,7 @@ def test_types_are_named_as_python_names_those_of_a_script() -> None:
     text = "from __future__ import annotations\nfrom dataclasses import dataclass\n" + ONE
     text += "@dataclass\nclass Order:\n    id: int\n"
     text += "orders = app.stream('orders', mp.sources.rows([]), type=Order)\n"
-    with loaded(write(text)) as app:
+    with load_app(write(text)) as app:
         assert [f"{each.__module__}:{each.__qualname__}" for each in mp.lowlevel.program(app).types] == [
             "__main__:Order"
         ]
@@ -74,7 +74,7 @@ def test_modules_beside_the_file_are_found_and_python_is_left_as_it_was() -> Non
     path = write("import millpond as mp\nfrom beside_the_app import NAME\napp = mp.App(NAME)\n", "sub/app.py")
     before = sys.modules["__main__"], list(sys.path), list(sys.argv)
     try:
-        with loaded(path) as app:
+        with load_app(path) as app:
             assert app.name == "from beside"
             assert sys.argv == [path]
     finally:
@@ -85,7 +85,7 @@ def test_modules_beside_the_file_are_found_and_python_is_left_as_it_was() -> Non
 def test_a_file_that_is_not_there_is_an_error(millpond: Millpond) -> None:
     for target, path in [("nothing.py", "nothing.py"), ("nothing.py:app", "nothing.py"), (".", ".")]:
         assert error_of(millpond("run", target)) == (
-            f"run {target}: expected a Python file, as in app.py or app.py:name, and there is no file {path!r}"
+            f"run {target}: expected a Python file, as in app.py or app.py:name, but there is no file {path!r}"
         )
 
 
@@ -93,21 +93,21 @@ def test_a_name_that_cannot_be_one_is_an_error(millpond: Millpond) -> None:
     for name in ("", "a-b"):
         target = f"{write(ONE)}:{name}"
         assert error_of(millpond("run", target)) == (
-            f"run {target}: expected a name behind the colon, as in app.py:name, got {name!r}"
+            f"run {target}: expected a name after the colon, as in app.py:name, got {name!r}"
         )
 
 
 def test_a_file_without_an_app_is_an_error(millpond: Millpond) -> None:
     path = write("import millpond as mp\nif __name__ == '__main__':\n    app = mp.App('orders')\n")
     assert error_of(millpond("run", path)) == (
-        "app.py: expected an App at its top level, as in app = mp.App('orders'), and found none. What is made in a "
-        'function or below if __name__ == "__main__" is not seen.'
+        "app.py: expected an App at its top level, as in app = mp.App('orders'), but found none. An App that is made "
+        'in a function or below if __name__ == "__main__" is not seen.'
     )
 
 
 def test_a_file_with_several_apps_is_an_error_that_names_them(millpond: Millpond) -> None:
     path = write(ONE + "other = mp.App('payments')\n")
-    assert error_of(millpond("run", path)) == "app.py: found several Apps: app, other. Say which one, as in app.py:app"
+    assert error_of(millpond("run", path)) == "app.py: found several Apps: app, other. Choose one, as in app.py:app"
 
 
 def test_a_name_that_is_no_app_is_an_error(millpond: Millpond) -> None:
@@ -122,7 +122,7 @@ def test_a_name_that_is_no_app_is_an_error(millpond: Millpond) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("x = 1\ny = x +\n", "app.py, line 2: this is no Python: invalid syntax"),
+        ("x = 1\ny = x +\n", "app.py, line 2: this is not Python: invalid syntax"),
         (
             "def f():\n    return nothing\nf()\n",
             "app.py, line 2: the file could not be loaded, it raised NameError: name 'nothing' is not defined",
@@ -165,6 +165,6 @@ def test_options_that_make_no_sense_are_wrong_usage(options: list[str], millpond
 
 
 def test_the_app_is_the_very_one_that_the_file_made() -> None:
-    with loaded(write(ONE)) as app:
+    with load_app(write(ONE)) as app:
         assert app is vars(sys.modules["__main__"])["app"]
         assert isinstance(app, mp.App)

@@ -134,12 +134,12 @@ def test_history_shows_every_value_oldest_first_and_deletions(millpond: Millpond
 
 def test_a_key_that_is_not_there_is_an_error_that_mentions_json(millpond: Millpond, running: Running) -> None:
     running().send("orders", [order(1, 3)])
-    text = "error: step 'total' holds nothing for key '1'. A key that is no text is given with --json, as in --json 1\n"
+    text = "error: step 'total' has no state for key '1'. Give a key that is not text with --json, as in --json 1\n"
     for verb in ("get", "history"):
         result = millpond("state", verb, "total", "1")
         assert (result.exit_code, result.stdout, result.stderr) == (1, "", text)
     result = millpond("state", "get", "total", "2", "--json")
-    assert (result.exit_code, result.stderr) == (1, "error: step 'total' holds nothing for key 2\n")
+    assert (result.exit_code, result.stderr) == (1, "error: step 'total' has no state for key 2\n")
 
 
 def test_a_key_that_is_no_json_is_an_error(millpond: Millpond, running: Running) -> None:
@@ -147,7 +147,7 @@ def test_a_key_that_is_no_json_is_an_error(millpond: Millpond, running: Running)
     result = millpond("state", "get", "total", "ann", "--json")
     assert result.exit_code == 1
     assert result.stderr == (
-        'error: KEY: with --json expected a key as the log writes it, such as 1, "a" or {"$tuple":[1,"a"]}, got ann\n'
+        'error: KEY: with --json expected a key as in the log, such as 1, "a" or {"$tuple":[1,"a"]}, got ann\n'
     )
 
 

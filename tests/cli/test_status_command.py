@@ -81,7 +81,7 @@ def test_people_read_the_same_in_tables(millpond: Millpond, running: Running) ->
         f"incarnation {last.incarnation}",
         "partitions 2",
         f"newest batch {last.number} (commit), 2023-11-14 22:13:20",
-        "running nobody seems to",
+        "running no process seems to run it",
         "within reach from batch 0",
         "compacted never",
         "orders 0: 2 2",

@@ -13,8 +13,8 @@ from rich.console import Console
 
 import millpond as mp
 from cli.samples import order
-from millpond.cli.load_program import loaded
-from millpond.cli.progress_bar import meanwhile
+from millpond.cli.load_program import load_app
+from millpond.cli.progress_bar import progress_bar_if_needed
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.settings import DriverSettings
@@ -125,7 +125,7 @@ def test_a_person_is_asked_before_a_rollback(millpond: Millpond) -> None:
         result = millpond("rollback", "2", input=answer)
         assert result.exit_code == 1
         assert f"Take app 'orders' in {Path('state').absolute()} from batch" in result.stderr
-        assert "error: app 'orders' was not rolled back. Say --yes to do it without being asked.\n" in result.stderr
+        assert "error: app 'orders' was not rolled back. Use --yes to do it without confirmation.\n" in result.stderr
         assert totals() == before
     assert millpond("rollback", "2", input="y\n").exit_code == 0
     assert totals() != before
@@ -153,7 +153,7 @@ def shop() -> None:
     Path("in").mkdir()
     for number in range(3):
         Path(f"in/{number}.jsonl").write_text('{"k": "a"}\n{"k": "b"}\n')
-    with loaded("app.py") as app:
+    with load_app("app.py") as app:
         clock = SystemClock()
         driver = Driver.start(
             mp.lowlevel.program(app),
@@ -190,7 +190,7 @@ def test_a_program_that_is_not_there_or_another_is_an_error(millpond: Millpond) 
     shop()
     result = millpond("rollback", "2", "--program", "app.py", "--app", "orders", "--yes")
     assert result.exit_code == 1
-    assert result.stderr == "error: app.py: expected app 'orders', as --app says, and it is 'shop'\n"
+    assert result.stderr == "error: app.py: expected app 'orders', as --app says, but it is 'shop'\n"
     assert len(held()) == 6
 
 
@@ -305,8 +305,8 @@ def test_a_savepoint_that_cannot_be_read_is_an_error(millpond: Millpond, text: b
 def test_a_dropped_step_is_gone(millpond: Millpond) -> None:
     result = millpond("drop-step", "total", input="n\n")
     assert result.exit_code == 1
-    assert "Forget step total: " in result.stderr
-    assert "error: step 'total' was not dropped. Say --yes to do it without being asked.\n" in result.stderr
+    assert "Delete step total: " in result.stderr
+    assert "error: step 'total' was not dropped. Use --yes to do it without confirmation.\n" in result.stderr
     assert totals()["ann"] == 10
     assert millpond("drop-step", "total", "--yes").exit_code == 0
     with pytest.raises(mp.errors.InvalidUse, match="no step 'total'"):
@@ -346,7 +346,9 @@ def test_people_read_changes_in_a_table_and_are_told_of_more(millpond: Millpond)
 def test_a_bar_comes_with_the_first_word_and_goes_with_the_last(tmp_path: Path) -> None:
     for is_terminal in (True, False):
         with (tmp_path / "shown").open("w") as file:
-            told = meanwhile("bringing the state into shape", Console(file=file, force_terminal=is_terminal, width=100))
+            told = progress_bar_if_needed(
+                "bringing the state into shape", Console(file=file, force_terminal=is_terminal, width=100)
+            )
             assert file.tell() == 0
             for _ in range(2):
                 for done in range(4):

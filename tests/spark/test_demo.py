@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.demo.processes import family, processes
+from millpond.demo.processes import list_processes, process_tree
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def test_the_demo_crashes_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None
     lines = shown.splitlines()
     assert process.returncode == 0, shown
     assert lines[-1] == "rows 20,000, crashes 2, lost 0, doubled 0"
-    assert lines[-2].startswith("The state and the sink are what a fold in plain Python over the same 20,000 payments")
+    assert lines[-2].startswith("The state and the sink are what a loop in plain Python over the same 20,000 payments")
     assert "kill -9 of a Python worker of Spark" in shown
     assert "kill -9 of driver 1 and its JVM" in shown
     assert re.search(r"rows 20,000 of 20,000  rows/s [\d,]+  keys 500  state \d+\.\d MB  commits \d+  crashes 2", shown)
@@ -47,11 +47,11 @@ def test_however_the_demo_is_ended_it_leaves_no_process_behind(tmp_path: Path, n
         assert process.stdout is not None
         started = next(line for line in process.stdout if "driver 1 started" in line)
         driver = int(started.split()[-1])
-        until(lambda: any("SparkSubmit" in each.command for each in family(processes(), driver)))
-        below = {each.pid for each in family(processes(), process.pid)} - {process.pid}
+        until(lambda: any("SparkSubmit" in each.command for each in process_tree(list_processes(), driver)))
+        below = {each.pid for each in process_tree(list_processes(), process.pid)} - {process.pid}
         process.send_signal(number)
         assert process.wait(30) == code
-        until(lambda: not below & {each.pid for each in processes()})
+        until(lambda: not below & {each.pid for each in list_processes()})
     assert driver in below
     assert bool(list(tmp_path.glob("millpond-demo-*"))) == (number == signal.SIGKILL)
 

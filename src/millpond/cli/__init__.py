@@ -1,7 +1,7 @@
 """The command line: `millpond run`, `state`, `status`, `rescale`, `rollback` and so on.
 
-What goes wrong on purpose is printed as one block, `error: …`, on standard error, and ends with code 1; wrong
-usage ends with code 2. `MILLPOND_TRACE=1` shows where an error came from.
+Errors of Millpond are printed as one block, `error: …`, on standard error, with exit code 1; wrong usage has exit
+code 2. `MILLPOND_TRACE=1` prints the traceback of an error.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from millpond.cli import admin_commands as upkeep
-from millpond.cli import changes, clear, demo, run, state, status, verify
+from millpond.cli import admin_commands, changes, clear, demo, run, state, status, verify
 from millpond.errors import MillpondError
 
 
 class Commands(TyperGroup):
-    """Turns every error of ours into words and an exit code, in whatever command it was raised."""
+    """Prints every error of Millpond as text and turns it into an exit code, for all commands."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -43,16 +42,16 @@ commands.add_typer(state.commands, name="state")
 commands.command()(status.status)
 commands.command()(changes.changes)
 commands.command()(verify.verify)
-commands.command()(upkeep.compact)
-commands.command()(upkeep.rescale)
-commands.command()(upkeep.rollback)
-commands.command()(upkeep.savepoint)
-commands.command()(upkeep.restore)
-commands.command("drop-step")(upkeep.drop_step)
+commands.command()(admin_commands.compact)
+commands.command()(admin_commands.rescale)
+commands.command()(admin_commands.rollback)
+commands.command()(admin_commands.savepoint)
+commands.command()(admin_commands.restore)
+commands.command("drop-step")(admin_commands.drop_step)
 commands.command()(clear.clear)
 commands.command()(demo.demo)
 
 
 def main() -> None:
-    """The `millpond` command."""
+    """Run the `millpond` command."""
     commands()

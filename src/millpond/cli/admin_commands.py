@@ -1,4 +1,4 @@
-"""What can be done to the state of an app that does not run: `millpond rescale`, `rollback`, `compact` and so on."""
+"""Commands that change the state of a stopped app: `millpond rescale`, `rollback`, `compact` and so on."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import typer
 from millpond import lowlevel
 from millpond.admin import ReadOnlyApp
 from millpond.app import App
-from millpond.cli.app_option import AppName, StateDir, chosen
-from millpond.cli.load_program import of_program
-from millpond.cli.progress_bar import waiting
+from millpond.cli.app_option import AppName, StateDir, open_chosen
+from millpond.cli.load_program import load_or_open
+from millpond.cli.progress_bar import progress_bar
 from millpond.errors import InvalidUse
 from millpond.maintenance.savepoint import read_savepoint
 from millpond.storage import open_storage
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Go on even if the app seems to run; a driver that does is fenced.")
+    bool, typer.Option("--force", help="Continue even if the app seems to be running; its driver is then fenced.")
 ]
-Place = Annotated[str, typer.Argument(metavar="PATH", help="Where the savepoint is: a path or an object-store URL.")]
+SavepointPath = Annotated[str, typer.Argument(metavar="PATH", help="The savepoint: a path or an object-store URL.")]
 
 
 def rescale(
-    partitions: Annotated[int, typer.Argument(min=1, max=10_000, help="How many partitions there are to be.")],
+    partitions: Annotated[int, typer.Argument(min=1, max=10_000, help="The new number of partitions.")],
     state_dir: StateDir = "state",
     app: AppName = None,
     dry_run: DryRun = False,
     force: Force = False,
 ) -> None:
-    """Move an app's state to another number of partitions. Refused while the app runs."""
-    found = chosen(state_dir, app)
-    with waiting("rescale") as progress:
+    """Move the state of an app to another number of partitions. The app must be stopped."""
+    found = open_chosen(state_dir, app)
+    with progress_bar("rescale") as progress:
         said = found.rescale(partitions, dry_run=dry_run, progress=progress, force=force)
-    _tell(found, "would rescale" if dry_run else "rescaled", said)
+    _report(found, "would rescale" if dry_run else "rescaled", said)
 
 
 def rollback(
-    batch: Annotated[int, typer.Argument(min=0, help="The batch to go back to.")],
+    batch: Annotated[int, typer.Argument(min=0, help="The batch to return to.")],
     program: Annotated[
         str | None,
-        typer.Option(metavar="APP.PY[:NAME]", help="The program: its sinks give back what came later, where they can."),
+        typer.Option(metavar="APP.PY[:NAME]", help="The program, whose sinks then void later deliveries at once."),
     ] = None,
     state_dir: StateDir = "state",
     app: AppName = None,
@@ -50,43 +50,41 @@ def rollback(
     force: Force = False,
     yes: Yes = False,
 ) -> None:
-    """Go back to an earlier batch: state, positions in the sources and event time. Refused while the app runs.
+    """Return to an earlier batch: state, positions in the sources and event time. The app must be stopped.
 
-    Without --program the sinks give back what came later when the program next starts, where they can. With it they do
-    so at once, and the program says where the state is.
+    Sinks that can do so void what was delivered later. Without --program this happens when the program next starts;
+    with it, at once, and the program determines where the state is.
     """
-    with of_program(program, state_dir, app) as found:
-        would = found.rollback(
-            batch, dry_run=True, force=force
-        )  # what cannot be done is refused before anyone is asked
+    with load_or_open(program, state_dir, app) as found:
+        would = found.rollback(batch, dry_run=True, force=force)  # raises before the question if it is impossible
         if dry_run:
-            return _tell(found, "would go", would)
-        if not yes and not _confirmed(f"Take app {found.name!r} in {lowlevel.storage(found).url} {would}?"):
-            raise InvalidUse(f"app {found.name!r} was not rolled back. Say --yes to do it without being asked.")
-        with waiting("rollback") as progress:
+            return _report(found, "would go", would)
+        if not yes and not confirm(f"Take app {found.name!r} in {lowlevel.storage(found).url} {would}?"):
+            raise InvalidUse(f"app {found.name!r} was not rolled back. Use --yes to do it without confirmation.")
+        with progress_bar("rollback") as progress:
             said = found.rollback(batch, progress=progress, force=force)
-        _tell(found, "went", said)
+        _report(found, "went", said)
 
 
 def compact(
     keep: Annotated[
         str | None,
-        typer.Option(help="How much of the past stays within reach: so many batches, or a duration such as 7d."),
+        typer.Option(help="How much history to keep: a number of batches, or a duration such as 7d."),
     ] = None,
     state_dir: StateDir = "state",
     app: AppName = None,
     dry_run: DryRun = False,
     force: Force = False,
 ) -> None:
-    """Merge an app's whole log, and remove what nothing needs. Refused while the app runs.
+    """Merge the whole log of an app and remove files that are no longer needed. The app must be stopped.
 
-    Without --keep all that is within reach stays so.
+    Without --keep, no history is removed.
     """
-    found = chosen(state_dir, app)
+    found = open_chosen(state_dir, app)
     past = None if keep is None else int(keep) if keep.isdigit() else keep
-    with waiting("compact") as progress:
+    with progress_bar("compact") as progress:
         said = found.compact(past, dry_run=dry_run, progress=progress, force=force)
-    _tell(found, "would compact" if dry_run else "compacted", said)
+    _report(found, "would compact" if dry_run else "compacted", said)
 
 
 def drop_step(
@@ -97,50 +95,55 @@ def drop_step(
     force: Force = False,
     yes: Yes = False,
 ) -> None:
-    """Forget the state of a step that is no longer in the program. Refused while the app runs."""
-    found = chosen(state_dir, app)
+    """Delete the state of a step that is no longer in the program. The app must be stopped."""
+    found = open_chosen(state_dir, app)
     said = found.drop_step(step, dry_run=True, force=force)
     if dry_run:
-        return _tell(found, "would drop", said)
-    if not yes and not _confirmed(f"Forget {said} of app {found.name!r} in {lowlevel.storage(found).url}?"):
-        raise InvalidUse(f"step {step!r} was not dropped. Say --yes to do it without being asked.")
-    _tell(found, "dropped", found.drop_step(step, force=force))
+        return _report(found, "would drop", said)
+    if not yes and not confirm(f"Delete {said} of app {found.name!r} in {lowlevel.storage(found).url}?"):
+        raise InvalidUse(f"step {step!r} was not dropped. Use --yes to do it without confirmation.")
+    _report(found, "dropped", found.drop_step(step, force=force))
 
 
 def savepoint(
-    path: Place,
-    batch: Annotated[int | None, typer.Option(min=0, help="As it was at this batch; else the newest.")] = None,
+    path: SavepointPath,
+    batch: Annotated[
+        int | None, typer.Option(min=0, help="The state as of this batch; by default, the newest.")
+    ] = None,
     state_dir: StateDir = "state",
     app: AppName = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Write a copy of an app's state that needs nothing else. The app may run meanwhile."""
-    found = chosen(state_dir, app)
-    with waiting("savepoint") as progress:
+    """Write a self-contained copy of the state of an app. The app may be running."""
+    found = open_chosen(state_dir, app)
+    with progress_bar("savepoint") as progress:
         said = found.savepoint(path, batch, dry_run=dry_run, progress=progress)
-    _tell(found, "would save" if dry_run else "saved", f"{said}, in {open_storage(path).url}")
+    _report(found, "would save" if dry_run else "saved", f"{said}, in {open_storage(path).url}")
 
 
 def restore(
-    path: Place,
+    path: SavepointPath,
     state_dir: StateDir = "state",
-    app: Annotated[str | None, typer.Option("--app", help="The new app's name; else that of the one saved.")] = None,
+    app: Annotated[
+        str | None, typer.Option("--app", help="The name of the new app; by default, that of the saved one.")
+    ] = None,
     dry_run: DryRun = False,
     force: Force = False,
 ) -> None:
-    """Begin an app with the state of a savepoint. Refused if it has state already."""
+    """Start an app with the state of a savepoint. Refused if the app has state already."""
     found = App(app or read_savepoint(open_storage(path)).record.app, state_dir=state_dir)
-    with waiting("restore") as progress:
+    with progress_bar("restore") as progress:
         said = found.restore(path, dry_run=dry_run, progress=progress, force=force)
-    _tell(found, "would restore" if dry_run else "restored", said)
+    _report(found, "would restore" if dry_run else "restored", said)
 
 
-def _tell(app: App | ReadOnlyApp, what: str, said: str) -> None:
+def _report(app: App | ReadOnlyApp, what: str, said: str) -> None:
     typer.echo(f"app {app.name!r} in {lowlevel.storage(app).url}: {what}: {said}")
 
 
-def _confirmed(question: str) -> bool:
+def confirm(question: str) -> bool:
+    """Ask on standard error; return False if there is no terminal to answer."""
     try:
         return typer.confirm(question, err=True)
-    except typer.Abort:  # nobody is there to answer
+    except typer.Abort:
         return False

@@ -1,4 +1,4 @@
-"""Which app a command is about: `--state-dir` and `--app`, the same for every command that reads state."""
+"""`--state-dir` and `--app`, which choose the app of a command, for every command that reads state."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from millpond.log.apps import list_apps
 from millpond.storage import open_storage
 
 StateDir = Annotated[str, typer.Option("--state-dir", help="The app's state_dir: a path or an object-store URL.")]
-AppName = Annotated[str | None, typer.Option("--app", help="The app's name; not needed where only one app is there.")]
+AppName = Annotated[str | None, typer.Option("--app", help="The name of the app; not needed if there is only one.")]
 
 
-def chosen(state_dir: str, app: str | None) -> ReadOnlyApp:
-    """The app that is meant, read-only, or an error that says which ones there are."""
-    return open_app(state_dir, name_of(state_dir, app))
+def open_chosen(state_dir: str, app: str | None) -> ReadOnlyApp:
+    """Open the chosen app, read-only; the error says which apps there are."""
+    return open_app(state_dir, chosen_name(state_dir, app))
 
 
-def name_of(state_dir: str, app: str | None) -> str:
-    """The name that was given, if such an app is there, or that of the only one."""
+def chosen_name(state_dir: str, app: str | None) -> str:
+    """Return the given name if there is such an app, or the name of the only one."""
     storage = open_storage(state_dir)
     there = list_apps(storage)
     if not there:
         raise InvalidUse(
-            f"{storage.url} holds no app. Say with --state-dir where the state of one is; nothing was made."
+            f"{storage.url} holds no app. Give the state_dir of an app with --state-dir; nothing was created."
         )
     listed = ", ".join(map(repr, there))
     if app is None:
         if len(there) > 1:
-            raise InvalidUse(f"{storage.url} holds several apps: {listed}. Say with --app which one is meant.")
+            raise InvalidUse(f"{storage.url} holds several apps: {listed}. Choose one with --app.")
         return there[0]
     if app not in there:
-        raise InvalidUse(f"{storage.url} holds no app {app!r}; it holds: {listed}. Mend --app or --state-dir.")
+        raise InvalidUse(f"{storage.url} holds no app {app!r}; it holds: {listed}. Correct --app or --state-dir.")
     return app

@@ -1,4 +1,4 @@
-"""`millpond clear`: forget all that an app knows."""
+"""`millpond clear`: delete the state of an app."""
 
 from __future__ import annotations
 
@@ -8,32 +8,27 @@ import typer
 
 from millpond import lowlevel
 from millpond.app import App
-from millpond.cli.admin_commands import Force
-from millpond.cli.app_option import AppName, StateDir, name_of
-from millpond.cli.output import note
+from millpond.cli.admin_commands import Force, confirm
+from millpond.cli.app_option import AppName, StateDir, chosen_name
+from millpond.cli.output import print_note
 from millpond.errors import InvalidUse
 
 
 def clear(
     state_dir: StateDir = "state",
     app: AppName = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     force: Force = False,
 ) -> None:
-    """Forget an app's state, positions and open outputs: its next run reads its input from the beginning.
+    """Delete the state, positions and open outputs of an app: its next run reads its input from the beginning.
 
-    Refused while the app runs.
+    The app must be stopped.
     """
-    name = name_of(state_dir, app)
+    name = chosen_name(state_dir, app)
     found = App(name, state_dir=state_dir)
-    if not yes and not _confirmed(name, lowlevel.storage(found).url):
-        raise InvalidUse(f"app {name!r} was not cleared. Say --yes to do it without being asked.")
+    if not yes and not confirm(f"Delete all state of app {name!r} in {lowlevel.storage(found).url}?"):
+        raise InvalidUse(f"app {name!r} was not cleared. Use --yes to do it without confirmation.")
     found.clear_state(force=force)
-    note(f"app {name!r} in {lowlevel.storage(found).url}: cleared; its next run reads its input from the beginning")
-
-
-def _confirmed(name: str, where: str) -> bool:
-    try:
-        return typer.confirm(f"Forget all state of app {name!r} in {where}?", err=True)
-    except typer.Abort:  # nobody is there to answer
-        return False
+    print_note(
+        f"app {name!r} in {lowlevel.storage(found).url}: cleared; its next run reads its input from the beginning"
+    )

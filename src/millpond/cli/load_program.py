@@ -1,4 +1,4 @@
-"""The user's file: run as Python runs a script, but without what a script does at its end."""
+"""Loads the app from a user's file: executed like a script, except for its `if __name__ == "__main__"`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from types import CodeType, ModuleType
 
 from millpond.admin import ReadOnlyApp
 from millpond.app import App
-from millpond.cli.app_option import chosen
+from millpond.cli.app_option import open_chosen
 from millpond.errors import InvalidUse, MillpondError
 
 
 @contextlib.contextmanager
-def loaded(target: str, what: str = "run") -> Iterator[App]:
-    """The app in `file.py` or `file.py:name`, for as long as it runs.
+def load_app(target: str, what: str = "run") -> Iterator[App]:
+    """Execute `file.py` or `file.py:name` and yield its app. The module is in place until the context ends.
 
-    The file becomes the module `__main__`, as under `python file.py`: its functions and classes travel to the
-    workers by value, and state names the classes as that command names them, so that an app can be run in both
-    ways by turns. Its folder is the first that modules are looked for in. `__name__ == "__main__"` is false in
-    it, so that it does not run the app itself.
+    The file becomes the module `__main__`, as under `python file.py`: its functions and classes are sent to the workers
+    by value, and state names the classes as that command does, so that an app can be run in both ways. Its folder is
+    the first in `sys.path`. `__name__ == "__main__"` is false in it, so that it does not run the app itself.
     """
-    path, name = _parsed(target, what)
-    code = _code(path)
+    path, name = _parse_target(target, what)
+    code = _compile(path)
     module = ModuleType("__main__")
     module.__file__ = path
     before = sys.modules.get("__main__"), sys.argv, list(sys.path)
@@ -38,8 +37,8 @@ def loaded(target: str, what: str = "run") -> Iterator[App]:
         except MillpondError:
             raise
         except Exception as error:
-            raise InvalidUse(_failure(path, error)) from error
-        yield _app(module, path, name)
+            raise InvalidUse(_load_error(path, error)) from error
+        yield _find_app(module, path, name)
     finally:
         main, sys.argv, sys.path[:] = before
         if main is not None:
@@ -47,31 +46,31 @@ def loaded(target: str, what: str = "run") -> Iterator[App]:
 
 
 @contextlib.contextmanager
-def of_program(program: str | None, state_dir: str, app: str | None) -> Iterator[App | ReadOnlyApp]:
-    """The app of a program, which also says where its state is; without one, the app in a state_dir, read-only."""
+def load_or_open(program: str | None, state_dir: str, app: str | None) -> Iterator[App | ReadOnlyApp]:
+    """Yield the app of a program, which determines where its state is; without a program, the app in a state_dir."""
     if program is None:
-        yield chosen(state_dir, app)
+        yield open_chosen(state_dir, app)
         return
-    with loaded(program, "--program") as found:
+    with load_app(program, "--program") as found:
         if app not in (None, found.name):
-            raise InvalidUse(f"{program}: expected app {app!r}, as --app says, and it is {found.name!r}")
+            raise InvalidUse(f"{program}: expected app {app!r}, as --app says, but it is {found.name!r}")
         yield found
 
 
-def _parsed(target: str, what: str) -> tuple[str, str | None]:
+def _parse_target(target: str, what: str) -> tuple[str, str | None]:
     path, colon, name = target.rpartition(":")
     if not colon or os.path.exists(target):
         path, name = target, ""
     if not os.path.isfile(path):
         raise InvalidUse(
-            f"{what} {target}: expected a Python file, as in app.py or app.py:name, and there is no file {path!r}"
+            f"{what} {target}: expected a Python file, as in app.py or app.py:name, but there is no file {path!r}"
         )
     if colon and path != target and not name.isidentifier():
-        raise InvalidUse(f"{what} {target}: expected a name behind the colon, as in app.py:name, got {name!r}")
+        raise InvalidUse(f"{what} {target}: expected a name after the colon, as in app.py:name, got {name!r}")
     return path, name or None
 
 
-def _code(path: str) -> CodeType:
+def _compile(path: str) -> CodeType:
     try:
         with open(path, "rb") as file:
             tree = ast.parse(file.read(), path)
@@ -79,14 +78,14 @@ def _code(path: str) -> CodeType:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise InvalidUse(
-            f"{path}{f', line {line}' if line else ''}: this is no Python: {getattr(error, 'msg', error)}"
+            f"{path}{f', line {line}' if line else ''}: this is not Python: {getattr(error, 'msg', error)}"
         ) from error
 
 
 class _NotMain(ast.NodeTransformer):
-    """Makes `__name__ == "__main__"` false, wherever a file asks.
+    """Makes every `__name__ == "__main__"` in a file false.
 
-    A name other than `__main__` would do that too, and would be part of the name of every class in the state.
+    Another module name would do that, too, but it would be part of the name of every class in the state.
     """
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
@@ -98,14 +97,14 @@ class _NotMain(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _failure(path: str, error: Exception) -> str:
+def _load_error(path: str, error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)
     where = path if line is None else f"{path}, line {line}"
     return f"{where}: the file could not be loaded, it raised {type(error).__name__}: {error}"
 
 
-def _app(module: ModuleType, path: str, name: str | None) -> App:
+def _find_app(module: ModuleType, path: str, name: str | None) -> App:
     found = {key: value for key, value in vars(module).items() if isinstance(value, App)}
     listed = ", ".join(found)
     if name is not None:
@@ -118,9 +117,9 @@ def _app(module: ModuleType, path: str, name: str | None) -> App:
     apps = list({id(app): app for app in found.values()}.values())
     if not apps:
         raise InvalidUse(
-            f"{path}: expected an App at its top level, as in app = mp.App('orders'), and found none. What is made "
-            'in a function or below if __name__ == "__main__" is not seen.'
+            f"{path}: expected an App at its top level, as in app = mp.App('orders'), but found none. An App that is "
+            'made in a function or below if __name__ == "__main__" is not seen.'
         )
     if len(apps) > 1:
-        raise InvalidUse(f"{path}: found several Apps: {listed}. Say which one, as in {path}:{next(iter(found))}")
+        raise InvalidUse(f"{path}: found several Apps: {listed}. Choose one, as in {path}:{next(iter(found))}")
     return apps[0]

@@ -1,4 +1,4 @@
-"""What commands print: a table for people, JSON lines for programs."""
+"""Prints results of commands: a table for people, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rich.text import Text
 from millpond.codec import Codec, encode_key
 
 
-class Format(StrEnum):
-    """How a command prints what it found."""
+class OutputFormat(StrEnum):
+    """How a command prints its result."""
 
     table = "table"
     json = "json"
 
 
-Printed = Annotated[Format, typer.Option("--format", help="A table for people, or JSON lines for programs.")]
+Printed = Annotated[OutputFormat, typer.Option("--format", help="A table for people, or JSON lines for programs.")]
 
-_CODEC = Codec(unknown="plain")
+_plain_codec = Codec(unknown="plain")
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> None:
-    """Print a table; nothing is cut off, and nothing in a user's text is taken for markup."""
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> None:
+    """Print a table. Nothing is cut off, and text of the user is not interpreted as markup."""
     shown = Table(title=Text(title), title_justify="left", title_style="bold")
     for column in columns:
         shown.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
@@ -37,30 +37,30 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], num
     Console().print(shown)
 
 
-def note(text: str) -> None:
-    """Print a line for people that is no part of the result."""
+def print_note(text: str) -> None:
+    """Print a line for people on standard error; it is not part of the result."""
     Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(text)
 
 
-def line(**fields: Any) -> None:
+def print_json(**fields: Any) -> None:
     """Print one line of JSON."""
     typer.echo(msgspec.json.encode(fields))
 
 
 def key_json(key: Any) -> msgspec.Raw:
-    """A key as the log writes it: what `--json` takes."""
+    """Return a key as in the log, which is what `--json` takes."""
     return msgspec.Raw(encode_key(key))
 
 
 def value_json(value: Any) -> msgspec.Raw:
-    """A value as the log writes it: tagged, so that a tuple is no list and a Decimal no text."""
-    return msgspec.Raw(_CODEC.encode(value))
+    """Return a value as in the log: tagged, so that a tuple differs from a list and a Decimal from text."""
+    return msgspec.Raw(_plain_codec.encode(value))
 
 
-def size(count: int) -> str:
-    """So many bytes, in words.
+def format_bytes(count: int) -> str:
+    """Return a number of bytes with a unit.
 
-    >>> size(999), size(1_234_567)
+    >>> format_bytes(999), format_bytes(1_234_567)
     ('999 B', '1.2 MB')
     """
     amount, units = float(count), ["B", "kB", "MB", "GB", "TB"]

@@ -1,4 +1,4 @@
-"""How far a long action is, for whoever sits at the terminal."""
+"""Progress bars of long actions, if standard error is a terminal."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from millpond.log.jobs import ProgressCallback as Told
+from millpond.log.jobs import ProgressCallback
 
 
 @contextlib.contextmanager
-def waiting(what: str) -> Iterator[Told]:
-    """A bar on standard error for as long as an action takes; nothing where nobody looks at it."""
+def progress_bar(what: str) -> Iterator[ProgressCallback]:
+    """Show a bar on standard error while an action runs; yield the function to report progress to."""
     with _bar(Console(stderr=True)) as shown:
         task = shown.add_task(what, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
-def meanwhile(what: str, console: Console | None = None) -> Told:
-    """A bar that comes with the first word of an action and goes with its last, for one that may not be needed."""
+def progress_bar_if_needed(what: str, console: Console | None = None) -> ProgressCallback:
+    """Return a progress function that shows a bar from its first call to its last, if there is any call."""
     shown: Progress | None = None
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         nonlocal shown
         if shown is None:
             shown = _bar(console or Console(stderr=True))
@@ -34,7 +34,7 @@ def meanwhile(what: str, console: Console | None = None) -> Told:
             shown.stop()
             shown = None
 
-    return told
+    return report
 
 
 def _bar(console: Console) -> Progress:

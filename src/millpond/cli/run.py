@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from millpond import lowlevel
-from millpond.cli.load_program import loaded
-from millpond.cli.output import note
-from millpond.cli.progress_bar import meanwhile
+from millpond.cli.load_program import load_app
+from millpond.cli.output import print_note
+from millpond.cli.progress_bar import progress_bar_if_needed
 
 
 class Until(StrEnum):
-    """When a run ends by itself."""
+    """When a run ends without being stopped."""
 
     caught_up = "caught-up"
 
@@ -24,30 +24,36 @@ def run(
         str, typer.Argument(metavar="APP.PY[:NAME]", help="The file, and the App in it if it has several.")
     ],
     until: Annotated[
-        Until | None, typer.Option(help="End when all is read that is there now; without it, run until stopped.")
+        Until | None, typer.Option(help="End when everything that is there now is read; without it, run until stopped.")
     ] = None,
-    every: Annotated[str, typer.Option(help="How often a batch begins where there is little to do.")] = "1s",
-    max_rows: Annotated[int, typer.Option(min=1, help="The most rows that a batch reads.")] = 100_000,
+    every: Annotated[str, typer.Option(help="How often a batch begins if there is little to do.")] = "1s",
+    max_rows: Annotated[int, typer.Option(min=1, help="The maximum number of rows that a batch reads.")] = 100_000,
     max_bytes: Annotated[
-        int | None, typer.Option(min=1, help="About how many bytes a batch reads; if not given, 256 MiB.")
+        int | None, typer.Option(min=1, help="About how many bytes a batch reads; by default, 256 MiB.")
     ] = None,
-    restarts: Annotated[int, typer.Option(min=0, help="How often a run that failed is begun anew.")] = 0,
+    restarts: Annotated[int, typer.Option(min=0, help="How often a failed run is started again.")] = 0,
     close_at_end: Annotated[
         bool,
-        typer.Option("--close-at-end", help="With --until caught-up: the input has ended, so all that is open closes."),
+        typer.Option(
+            "--close-at-end", help="With --until caught-up: the input has ended, so everything that is open closes."
+        ),
     ] = False,
     take_back: Annotated[
         list[str] | None,
-        typer.Option(metavar="SINK", help="Empty what this sink's target has taken that the ledger does not contain."),
+        typer.Option(
+            metavar="SINK", help="Void the deliveries in the target of this sink that the ledger does not contain."
+        ),
     ] = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option(metavar="SINK", help="Leave this sink's target as it is, although the ledger does not match it."),
+        typer.Option(
+            metavar="SINK", help="Leave the target of this sink as it is, although the ledger does not match it."
+        ),
     ] = None,
 ) -> None:
-    """Run the app in a Python file on Spark. Ctrl-C ends it after the batch in hand."""
-    with loaded(target) as app:
-        note(f"running app {app.name!r}; its state is in {lowlevel.storage(app).url}")
+    """Run the app in a Python file on Spark. Ctrl-C ends it after the current batch."""
+    with load_app(target) as app:
+        print_note(f"running app {app.name!r}; its state is in {lowlevel.storage(app).url}")
         app.run(
             until="caught-up" if until else None,
             every=every,
@@ -55,7 +61,7 @@ def run(
             max_bytes=max_bytes,
             restarts=restarts,
             close_at_end=close_at_end,
-            progress=meanwhile("bringing the state into shape"),
+            progress=progress_bar_if_needed("rewriting state"),
             take_back=take_back or (),
             accept=accept or (),
         )

@@ -1,4 +1,4 @@
-"""`millpond status`: where an app stands, read from its ledger."""
+"""`millpond status`: the status of an app, read from its ledger."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rich.text import Text
 
 from millpond import lowlevel
 from millpond.admin import ReadOnlyApp
-from millpond.cli.app_option import AppName, StateDir, chosen
-from millpond.cli.output import Format, Printed, line, size, table
+from millpond.cli.app_option import AppName, StateDir, open_chosen
+from millpond.cli.output import OutputFormat, Printed, format_bytes, print_json, print_table
 from millpond.clock import SystemClock, as_datetime
 from millpond.driver.batch import positions_of
 from millpond.errors import MillpondError
@@ -28,12 +28,12 @@ from millpond.log.record import Record, StreamTime
 from millpond.storage import Storage
 from millpond.timing import as_user
 
-RECENT = 50  # records over which late and skipped rows are added up
+RECENT_RECORDS = 50  # records over which late and skipped rows are added up
 
 
 @dataclass(frozen=True)
 class StreamStatus:
-    """How far a stream has been read, how many of its rows the last batch took, and how far its event time is."""
+    """How far a stream has been read, the rows of it in the last batch, and its watermark."""
 
     position: str
     last_rows: int
@@ -42,7 +42,7 @@ class StreamStatus:
 
 @dataclass
 class StepStatus:
-    """What a step is, and how much of the log is its own; the kind of a step that never committed is unknown."""
+    """The kind of a step and the size of its segments; the kind is None for a step that never committed."""
 
     kind: str | None
     segments: int = 0
@@ -51,7 +51,7 @@ class StepStatus:
 
 @dataclass(frozen=True)
 class SinkStatus:
-    """Up to which batch a sink has everything, and how many batches with outputs for it come after that."""
+    """The batch up to which a sink has all outputs, and the number of later batches with outputs for it."""
 
     delivered: int
     open: int
@@ -59,21 +59,21 @@ class SinkStatus:
 
 @dataclass(frozen=True)
 class LogStatus:
-    """What is left of the log: from which batch on all is within reach, and up to which it is compacted.
+    """The oldest batch of the log that is retained, and the batch up to which it is compacted.
 
-    `rewritten` is the batch with which the state was last put into another shape, and `why`, in words.
+    `rewritten` is the batch with which the state was last rewritten, and `why` says why, in words.
     """
 
     first: int
     compacted: int | None
     rewritten: int | None
     why: str | None
-    trouble: str | None  # why the manifest cannot be read, if it cannot
+    trouble: str | None  # why the manifest cannot be read, or None
 
 
 @dataclass(frozen=True)
 class RecentStatus:
-    """Rows that came too late, by step or stream, and that `on_error` let go, by step, in the last batches."""
+    """The late rows by step or stream, and the rows that `on_error` skipped by step, in the last batches."""
 
     batches: int
     late: dict[str, int]
@@ -82,7 +82,7 @@ class RecentStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """Where an app stands."""
+    """The status of an app."""
 
     app: str
     state_dir: str
@@ -101,17 +101,17 @@ class Status:
     segment_bytes: int
 
 
-def status(state_dir: StateDir = "state", app: AppName = None, format: Printed = Format.table) -> None:
-    """Show where an app stands: its newest batch, its streams, steps and sinks, and who seems to run it."""
-    found = status_of(chosen(state_dir, app))
-    if format is Format.json:
-        line(**msgspec.to_builtins(found))
+def status(state_dir: StateDir = "state", app: AppName = None, format: Printed = OutputFormat.table) -> None:
+    """Show the status of an app: its newest batch, streams, steps and sinks, and the process that seems to run it."""
+    found = status_of(open_chosen(state_dir, app))
+    if format is OutputFormat.json:
+        print_json(**msgspec.to_builtins(found))
     else:
         _print(found)
 
 
 def status_of(app: ReadOnlyApp) -> Status:
-    """Where an app stands; reads the ledger and lists the segments, and opens no replica."""
+    """Return the status of an app. Reads the ledger and lists the segments; opens no replica."""
     storage, clock = lowlevel.storage(app), SystemClock()
     ledger = Ledger(storage, app.name, clock)
     newest = ledger.newest()
@@ -139,7 +139,7 @@ def status_of(app: ReadOnlyApp) -> Status:
 
 
 def _backwards(ledger: Ledger, newest: Record) -> Iterator[Record]:
-    """The records of this incarnation from the newest on; all but a few of an app's records are commits."""
+    """Yield the records of this incarnation from the newest back; most of them are commits."""
     record: Record | None = newest
     while record is not None:
         yield record
@@ -148,15 +148,15 @@ def _backwards(ledger: Ledger, newest: Record) -> Iterator[Record]:
 
 def _streams(storage: Storage, newest: Record, commit: Record | None) -> dict[str, StreamStatus]:
     rows = {} if commit is None else commit.rows
-    told = {name: _position(at) for name, at in positions_of(storage, newest).items()}
-    told |= {name: f"Spark's batch {at.batch}" for name, at in newest.spark.items()}
-    # Times that were set below a stream have clocks of their own, which are read nowhere.
+    positions = {name: _describe_position(at) for name, at in positions_of(storage, newest).items()}
+    positions |= {name: f"Spark's batch {at.batch}" for name, at in newest.spark.items()}
+    # with_time below a stream has a watermark of its own, but no position.
     times = {name: _time(time) for name, time in newest.watermarks.items()}
     return {
         name: StreamStatus(
-            told.get(name, "at its beginning" if name in rows else ""), rows.get(name, 0), times.get(name)
+            positions.get(name, "at its beginning" if name in rows else ""), rows.get(name, 0), times.get(name)
         )
-        for name in sorted({*told, *rows, *times})
+        for name in sorted({*positions, *rows, *times})
     }
 
 
@@ -164,8 +164,8 @@ def _time(time: StreamTime) -> datetime | int | None:
     return None if time.watermark is None or time.unit is None else as_user(time.watermark, time.unit)
 
 
-def _position(entries: dict[str, Any]) -> str:
-    """A position in one line: the last of its places, and how many there are."""
+def _describe_position(entries: dict[str, Any]) -> str:
+    """Describe a position in one line: the last of its places, and how many there are."""
     if not entries:
         return "at its beginning"
     place = max(entries)
@@ -186,7 +186,7 @@ def _steps(storage: Storage, newest: Record) -> dict[str, StepStatus]:
 
 def _sinks(ledger: Ledger, newest: Record) -> dict[str, SinkStatus]:
     oldest = max(min(newest.deliveries.values(), default=newest.number), newest.born)
-    later = list(ledger.between(max(oldest, ledger.floor() - 1), newest.number))  # what was delivered may be gone
+    later = list(ledger.between(max(oldest, ledger.floor() - 1), newest.number))  # older records may be pruned
     return {
         sink: SinkStatus(upto, sum(record.number > upto and sink in record.outputs for record in later))
         for sink, upto in sorted(newest.deliveries.items())
@@ -197,7 +197,7 @@ def _recent(ledger: Ledger, newest: Record) -> RecentStatus:
     late: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     batches = 0
-    for record in islice(_backwards(ledger, newest), RECENT):
+    for record in islice(_backwards(ledger, newest), RECENT_RECORDS):
         if record.kind == "commit":
             batches += 1
             late.update(record.late)
@@ -210,10 +210,10 @@ def _log(ledger: Ledger, newest: Record) -> LogStatus:
     if newest.manifest is not None:
         try:
             compacted = read_manifest(ledger.storage, newest.manifest).upto
-        except MillpondError as error:  # whoever asks how things stand is told, and told the rest as well
+        except MillpondError as error:  # shown as part of the status
             trouble = str(error)
     if newest.epoch:
-        rewrite = ledger.read(newest.epoch)  # it may be pruned by now
+        rewrite = ledger.read(newest.epoch)  # None if it is pruned
         why = None if rewrite is None else rewrite.why
     first = max(ledger.floor(), newest.born)
     return LogStatus(first, compacted, newest.epoch or None, why, trouble)
@@ -221,17 +221,19 @@ def _log(ledger: Ledger, newest: Record) -> LogStatus:
 
 def _print(found: Status) -> None:
     who = found.running
-    told = {
+    lines = {
         "app": found.app,
-        "state": f"{found.state_dir}, {size(found.segment_bytes)} in segments",
+        "state": f"{found.state_dir}, {format_bytes(found.segment_bytes)} in segments",
         "incarnation": found.incarnation,
         "partitions": str(found.partitions),
         "newest batch": f"{found.batch} ({found.kind}), {found.time.isoformat(' ', 'seconds')}",
-        "running": "nobody seems to" if who is None else f"process {who['pid']} on {who['host']}, batch {who['batch']}",
+        "running": "no process seems to run it"
+        if who is None
+        else f"process {who['pid']} on {who['host']}, batch {who['batch']}",
     }
-    told |= _told(found.log)
+    lines |= _describe_log(found.log)
     console = Console()
-    for name, value in told.items():
+    for name, value in lines.items():
         console.print(Text.assemble((f"{name:<14}", "bold"), value), soft_wrap=True)
     if found.streams:
         rows = (
@@ -239,22 +241,22 @@ def _print(found: Status) -> None:
             for name, s in found.streams.items()
         )
         head = ["stream", "position", "watermark", "rows in last commit"]
-        table("streams", head, rows, numbers=["rows in last commit"])
+        print_table("streams", head, rows, numbers=["rows in last commit"])
     if found.steps:
-        parts = ((name, s.kind or "?", f"{s.segments:,}", size(s.bytes)) for name, s in found.steps.items())
-        table("steps", ["step", "kind", "segments", "size"], parts, numbers=["segments", "size"])
+        parts = ((name, s.kind or "?", f"{s.segments:,}", format_bytes(s.bytes)) for name, s in found.steps.items())
+        print_table("steps", ["step", "kind", "segments", "size"], parts, numbers=["segments", "size"])
     if found.sinks:
         sinks = ((name, f"batch {s.delivered}", str(s.open)) for name, s in found.sinks.items())
-        table("sinks", ["sink", "delivered up to", "open batches"], sinks, numbers=["open batches"])
+        print_table("sinks", ["sink", "delivered up to", "open batches"], sinks, numbers=["open batches"])
     recent = found.recent
     if recent.late or recent.skipped:
         names = sorted({*recent.late, *recent.skipped})
         counts = ((name, f"{recent.late.get(name, 0):,}", f"{recent.skipped.get(name, 0):,}") for name in names)
         title = f"rows left out in the last {recent.batches} batches"
-        table(title, ["step or stream", "late", "skipped"], counts, numbers=["late", "skipped"])
+        print_table(title, ["step or stream", "late", "skipped"], counts, numbers=["late", "skipped"])
 
 
-def _told(log: LogStatus) -> dict[str, str]:
+def _describe_log(log: LogStatus) -> dict[str, str]:
     compacted = "never" if log.compacted is None else f"up to batch {log.compacted}"
     found = {"within reach": f"from batch {log.first}", "compacted": log.trouble or compacted}
     if log.rewritten is not None:

@@ -1,24 +1,24 @@
-"""`millpond verify`: whether all that an app needs is there and whole."""
+"""`millpond verify`: check that every file that an app needs exists and is intact."""
 
 from __future__ import annotations
 
 import typer
 
 from millpond import lowlevel
-from millpond.cli.app_option import AppName, StateDir, chosen
-from millpond.cli.output import Format, Printed, line, note, size
+from millpond.cli.app_option import AppName, StateDir, open_chosen
+from millpond.cli.output import OutputFormat, Printed, format_bytes, print_json, print_note
 
 
-def verify(state_dir: StateDir = "state", app: AppName = None, format: Printed = Format.table) -> None:
-    """Read every record and every file that an app needs, and compare their checksums. The app may run meanwhile.
+def verify(state_dir: StateDir = "state", app: AppName = None, format: Printed = OutputFormat.table) -> None:
+    """Read every record and file that an app needs and compare the checksums. The app may be running.
 
-    It says how many files of each kind were checked. What is damaged or missing is listed, and the command ends with
-    code 1. Orphans are files of attempts that failed: they do no harm, and go with the next compaction.
+    Prints how many files of each kind were checked. If a file is damaged or missing, it is listed, and the exit code is
+    1. Orphans are files of failed attempts: they do no harm, and the next compaction removes them.
     """
-    found = chosen(state_dir, app)
+    found = open_chosen(state_dir, app)
     verdict = found.verify()
-    if format is Format.json:
-        line(
+    if format is OutputFormat.json:
+        print_json(
             ok=verdict.ok,
             records=verdict.records,
             files=verdict.files,
@@ -33,9 +33,11 @@ def verify(state_dir: StateDir = "state", app: AppName = None, format: Printed =
         for path in verdict.orphans:
             typer.echo(f"orphan: {path}")
         for kind, count in verdict.kinds.items():
-            note(f"checked: {kind}: {count:,}")
-        read = f"{verdict.records:,} records, {verdict.files:,} files, {size(verdict.bytes)}"
+            print_note(f"checked: {kind}: {count:,}")
+        read = f"{verdict.records:,} records, {verdict.files:,} files, {format_bytes(verdict.bytes)}"
         came = "all is whole" if verdict.ok else f"{len(verdict.damaged)} damaged or missing"
-        note(f"app {found.name!r} in {lowlevel.storage(found).url}: {read}: {came}, {len(verdict.orphans)} orphans")
+        print_note(
+            f"app {found.name!r} in {lowlevel.storage(found).url}: {read}: {came}, {len(verdict.orphans)} orphans"
+        )
     if not verdict.ok:
         raise typer.Exit(1)

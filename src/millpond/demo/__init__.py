@@ -1,12 +1,12 @@
-"""The demo: card payments are summed up while their driver and its workers are killed, and nothing is lost.
+"""The demo: an app sums card payments while its driver and workers are killed, and nothing is lost.
 
-payments    what comes in, and what must come of it: a seeded generator and a fold in plain Python
-program     the app, a process of its own
+payments    the input and the expected result: a seeded generator and a loop in plain Python
+program     the app, in a process of its own
 feed        writes the payments, a file at a time
-crashes     who is killed, and after how many rows
-processes   finds a worker of Spark, and kills
-progress    how far the app has come, read from its ledger
-screen      what is shown meanwhile
-verdict     whether state and sink are what the fold says
-play        all of it together
+crashes     which process is killed, and after how many rows
+processes   finds Python workers of Spark and kills them
+progress    the progress of the app, read from its ledger
+screen      the display
+verdict     compares state and sink with the expected result
+play        runs the demo
 """

@@ -1,4 +1,4 @@
-"""Writes the payments into a folder, a whole file at a time, at a pace."""
+"""Writes the payments into a folder at a steady rate, a whole file at a time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgspec
 
 from millpond.demo.payments import Payment
 
-FILES = 200  # that all payments are spread over
+FILES = 200  # over which all payments are spread
 
 
 class Feed:
-    """The input of a stream that is alive: `tick` writes what is due."""
+    """Writes the input: each `tick` writes the payments that are due."""
 
     def __init__(self, folder: Path, payments: Iterator[Payment], rows: int, pace: float, now: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ class Feed:
         self.written = 0
 
     def tick(self, now: float, most: int) -> None:
-        """Write the payments that have fallen due since the last call, but not more than `most` in all."""
+        """Write the payments that have become due since the last call, but not more than `most` in all."""
         self._due = min(self._due + (now - self._last) * self._pace, float(most))
         self._last = now
         while self.written < self._due:
@@ -37,7 +37,7 @@ class Feed:
             self.written += len(rows)
 
     def _write(self, data: bytes) -> None:
-        # A name that begins with a dot is not read: so a file that is seen is whole.
+        # The source skips names that begin with a dot, so it reads whole files only.
         hidden = self._folder / ".next"
         hidden.write_bytes(data)
         os.replace(hidden, self._folder / f"{self._files:06d}.jsonl")

@@ -1,4 +1,4 @@
-"""Card payments, the same for the same seed, and what must come of them."""
+"""Card payments, determined by a seed, and the expected result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Payment(TypedDict):
 
 
 def payments(rows: int, cards: int, seed: int) -> Iterator[Payment]:
-    """So many payments with so many cards.
+    """Yield `rows` payments made with `cards` cards.
 
     >>> list(payments(2, cards=10, seed=1))
     [{'id': 0, 'card': 'card-00002', 'cents': 18652}, {'id': 1, 'card': 'card-00001', 'cents': 8359}]
@@ -29,16 +29,16 @@ def payments(rows: int, cards: int, seed: int) -> Iterator[Payment]:
 
 @dataclass(frozen=True)
 class Expected:
-    """The total of every card in the end, and the total that each payment left behind, by its id."""
+    """The final total of every card, and the total after each payment, by its id."""
 
     totals: dict[str, int]
     after: list[int]
 
 
-def fold(rows: Iterable[Payment]) -> Expected:
-    """What the app must make of payments whose ids count from 0, in plain Python.
+def expected_totals(rows: Iterable[Payment]) -> Expected:
+    """Compute the expected result for payments whose ids count from 0, in plain Python.
 
-    >>> fold([{"id": 0, "card": "a", "cents": 3}, {"id": 1, "card": "a", "cents": 4}])
+    >>> expected_totals([{"id": 0, "card": "a", "cents": 3}, {"id": 1, "card": "a", "cents": 4}])
     Expected(totals={'a': 7}, after=[3, 7])
     """
     totals: dict[str, int] = {}

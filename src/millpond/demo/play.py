@@ -1,4 +1,4 @@
-"""The demo, all of it together: feed the app, watch it, kill it, start it again, and look at what came of it."""
+"""Runs the demo: feed the app, watch it, kill it, start it again, and check the result."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from typing import Any
 
 import millpond
 from millpond.clock import SystemClock, elapsed
-from millpond.demo.crashes import Crash, released, schedule
+from millpond.demo.crashes import Crash, rows_released, schedule_crashes
 from millpond.demo.feed import Feed
-from millpond.demo.payments import fold, payments
-from millpond.demo.processes import Process, family, kill, kill_remains, processes, workers
-from millpond.demo.progress import Progress, Watch
+from millpond.demo.payments import expected_totals, payments
+from millpond.demo.processes import RunningProcess, kill, kill_survivors, list_processes, process_tree, python_workers
+from millpond.demo.progress import DemoProgress, Watch
 from millpond.demo.screen import Facts, Screen
-from millpond.demo.verdict import Verdict, compare, rows_in
+from millpond.demo.verdict import DemoVerdict, compare, read_rows
 from millpond.errors import InvalidUse, Unavailable
 
-BATCHES = 50  # about; small ones, so that there are many commits for a crash to fall between
+BATCHES = 50  # about; small ones, so that a crash can fall between many commits
 SMALLEST = 1_000  # rows in a batch
-SECONDS = 30.0  # in which the payments come in at the latest, crashes not counted
+SECONDS = 30.0  # within which all payments are written, without the time of crashes
 SLOWEST = 6_000.0  # rows per second
 TICK = 0.1
-PATIENCE = 300.0  # seconds without a commit after which something must be wrong
-LONGEST_FOLDER = 56  # characters, for what Java calls temporary: Spark puts sockets there, whose paths must be short
-ENDING = 120.0  # seconds that a driver may take to end after its last batch
+COMMIT_SECONDS = 300.0  # without a commit, after which the demo fails
+LONGEST_FOLDER = 56  # characters of Java's temporary folder: Spark puts sockets there, whose paths must be short
+STOP_SECONDS = 120.0  # that a driver may take to end after its last batch
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How large the demo is, and how often it crashes."""
+class DemoSettings:
+    """The size of the demo and the number of crashes."""
 
     rows: int = 200_000
     cards: int = 2_000
@@ -47,44 +47,44 @@ class Settings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of it: the verdict, and how many kills it took."""
+    """The result: the verdict, the number of crashes and the time."""
 
-    verdict: Verdict
+    verdict: DemoVerdict
     crashes: int
     seconds: float
 
 
-def play(settings: Settings, folder: Path, screen: Screen) -> Outcome:
-    """Run the demo in an empty folder. Every process that it starts is gone when this returns or raises."""
-    stage = _Stage(settings, folder, screen)
-    with _ended_by_signals():
+def play(settings: DemoSettings, folder: Path, screen: Screen) -> Outcome:
+    """Run the demo in an empty folder. Every process that it starts has ended when this returns or raises."""
+    stage = _Performance(settings, folder, screen)
+    with _raise_on_signals():
         try:
             stage.run()
         finally:
             stage.clean_up()
-    expected = fold(payments(settings.rows, settings.cards, settings.seed))
-    screen.event("comparing state and sink with a fold in plain Python")
-    verdict = compare(expected, dict(stage.watch.state.items()), rows_in(folder / "totals"))
+    expected = expected_totals(payments(settings.rows, settings.cards, settings.seed))
+    screen.event("comparing state and sink with a loop in plain Python")
+    verdict = compare(expected, dict(stage.watch.state.items()), read_rows(folder / "totals"))
     return Outcome(verdict, stage.done, stage.seconds)
 
 
-class _Stage:
-    """The driver's process, what it is fed with, and what is done to it."""
+class _Performance:
+    """One run of the demo: the driver's process, its input and its crashes."""
 
-    def __init__(self, settings: Settings, folder: Path, screen: Screen) -> None:
+    def __init__(self, settings: DemoSettings, folder: Path, screen: Screen) -> None:
         self._settings, self._folder, self._screen = settings, folder, screen
         self._began = elapsed()
         rows = payments(settings.rows, settings.cards, settings.seed)
         pace = max(SLOWEST, settings.rows / SECONDS)
         self._feed = Feed(folder / "payments", rows, settings.rows, pace, self._began)
         self.watch = Watch(folder)
-        self._crashes = schedule(settings.rows, settings.kills, settings.seed)
+        self._crashes = schedule_crashes(settings.rows, settings.kills, settings.seed)
         self._chance = random.Random(settings.seed)
-        self._strike_at: float | None = None
+        self._crash_time: float | None = None
         self.done = 0
         self._lives = 0
         self._driver: subprocess.Popen[bytes] | None = None
-        self._remembered: set[Process] = set()
+        self._remembered: set[RunningProcess] = set()
         self._moved = (self._began, 0)
 
     @property
@@ -92,16 +92,16 @@ class _Stage:
         return elapsed() - self._began
 
     def run(self) -> None:
-        """Until every row is committed, every crash has happened and the driver has ended in peace."""
+        """Run until every row is committed, every crash has happened and the driver has ended normally."""
         self._start()
         while True:
             now = elapsed()
-            self._feed.tick(now, released(self._settings.rows, len(self._crashes) + self.done, self.done))
+            self._feed.tick(now, rows_released(self._settings.rows, len(self._crashes) + self.done, self.done))
             progress = self.watch.look(now)
             self._check(progress, now)
             self._show(progress)
             if self._crashes:
-                self._perhaps_strike(self._crashes[0], progress, now)
+                self._crash_if_due(self._crashes[0], progress, now)
             elif progress.rows >= self._settings.rows:
                 break
             SystemClock().sleep(TICK)
@@ -109,12 +109,12 @@ class _Stage:
         self._show(self.watch.look(elapsed()))
 
     def clean_up(self) -> None:
-        """Leave no process behind, whatever has happened."""
+        """Kill every process that is left, whatever has happened."""
         if self._driver is not None and self._driver.poll() is None:
             self._kill_driver()
         if self._driver is not None and self._driver.stdin is not None:
             self._driver.stdin.close()  # also of a driver that ended by itself
-        kill_remains(self._remembered)
+        kill_survivors(self._remembered)
 
     # --- the driver ---
 
@@ -125,7 +125,7 @@ class _Stage:
         with open(self._log, "ab") as log:
             self._driver = subprocess.Popen(
                 [sys.executable, "-m", "millpond.demo.program", *arguments],
-                stdin=subprocess.PIPE,  # never written to: it ends when we do, and the driver with it
+                stdin=subprocess.PIPE,  # never written to: it closes when this process ends, and then the driver ends
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
@@ -136,8 +136,8 @@ class _Stage:
 
     def _kill_driver(self) -> None:
         assert self._driver is not None
-        # Spark's Python workers have a group of their own and outlive this, for a moment or, if they hang, longer.
-        self._remembered.update(family(processes(), self._driver.pid))
+        # Spark's Python workers have their own process group and outlive this for a moment or, if they hang, longer.
+        self._remembered.update(process_tree(list_processes(), self._driver.pid))
         os.killpg(self._driver.pid, signal.SIGKILL)
         self._driver.wait()
         if self._driver.stdin is not None:
@@ -145,33 +145,33 @@ class _Stage:
 
     def _stop(self) -> None:
         assert self._driver is not None
-        self._screen.event("all payments are committed, the driver is asked to end")
-        self._remembered.update(family(processes(), self._driver.pid))
+        self._screen.event("all payments are committed; stopping the driver")
+        self._remembered.update(process_tree(list_processes(), self._driver.pid))
         self._driver.terminate()
         try:
-            code = self._driver.wait(ENDING)
+            code = self._driver.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            raise Unavailable(f"demo: the driver did not end within {ENDING:.0f} s. {self._tail()}") from None
+            raise Unavailable(f"demo: the driver did not end within {STOP_SECONDS:.0f} s. {self._tail()}") from None
         if code != 0:
             raise Unavailable(f"demo: the driver ended with code {code}, expected 0. {self._tail()}")
 
-    # --- what is done to it ---
+    # --- crashes ---
 
-    def _perhaps_strike(self, crash: Crash, progress: Progress, now: float) -> None:
+    def _crash_if_due(self, crash: Crash, progress: DemoProgress, now: float) -> None:
         if progress.rows < crash.at:
             return
-        if self._strike_at is None:  # we have just seen a commit: wait, so that it may hit any moment of a batch
-            self._strike_at = now + self._chance.random()
-        if now < self._strike_at or not self._struck(crash):
+        if self._crash_time is None:  # wait a random time after the commit, to hit any point of a batch
+            self._crash_time = now + self._chance.random()
+        if now < self._crash_time or not self._crash(crash):
             return
-        self._strike_at = None
+        self._crash_time = None
         self.done += 1
         self._crashes.pop(0)
 
-    def _struck(self, crash: Crash) -> bool:
+    def _crash(self, crash: Crash) -> bool:
         assert self._driver is not None
         if crash.victim == "worker":
-            found = workers(processes(), self._driver.pid)
+            found = python_workers(list_processes(), self._driver.pid)
             if not found:
                 return False
             victim = self._chance.choice(found)
@@ -187,19 +187,19 @@ class _Stage:
 
     # --- watching ---
 
-    def _show(self, progress: Progress) -> None:
+    def _show(self, progress: DemoProgress) -> None:
         doing = f"driver {self._lives}"
         self._screen.show(Facts(self.seconds, self._settings.rows, progress, self.done, doing))
 
-    def _check(self, progress: Progress, now: float) -> None:
+    def _check(self, progress: DemoProgress, now: float) -> None:
         assert self._driver is not None
         code = self._driver.poll()
         if code is not None:
             raise Unavailable(f"demo: the driver ended by itself with code {code}. {self._tail()}")
         if progress.commits != self._moved[1]:
             self._moved = (now, progress.commits)
-        elif now - self._moved[0] > PATIENCE:
-            raise Unavailable(f"demo: nothing was committed for {PATIENCE:.0f} s. {self._tail()}")
+        elif now - self._moved[0] > COMMIT_SECONDS:
+            raise Unavailable(f"demo: there was no commit for {COMMIT_SECONDS:.0f} s. {self._tail()}")
 
     @property
     def _log(self) -> Path:
@@ -207,22 +207,22 @@ class _Stage:
 
     def _tail(self, lines: int = 30) -> str:
         text = self._log.read_text(errors="replace").rstrip().splitlines()[-lines:]
-        return f"Its log, {self._log}, ends so:\n" + "\n".join(f"  {line}" for line in text)
+        return f"The end of its log, {self._log}:\n" + "\n".join(f"  {line}" for line in text)
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The driver's environment: it finds this very package, and leaves its temporary files in the folder."""
+    """Return the driver's environment: it imports this package, and puts temporary files into the folder."""
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     found = {**os.environ, "SPARK_LOCAL_DIRS": str(temporary), "TMPDIR": str(temporary)}
-    found["PYTHONPATH"] = os.pathsep.join(_given(str(Path(millpond.__file__).parents[1]), found.get("PYTHONPATH")))
+    found["PYTHONPATH"] = os.pathsep.join(_non_empty(str(Path(millpond.__file__).parents[1]), found.get("PYTHONPATH")))
     if len(str(temporary)) < LONGEST_FOLDER:
         option = f"-Djava.io.tmpdir={temporary}"
-        found["JDK_JAVA_OPTIONS"] = " ".join(_given(found.get("JDK_JAVA_OPTIONS"), option))
+        found["JDK_JAVA_OPTIONS"] = " ".join(_non_empty(found.get("JDK_JAVA_OPTIONS"), option))
     return found
 
 
-def _given(*values: str | None) -> list[str]:
+def _non_empty(*values: str | None) -> list[str]:
     return [value for value in values if value]
 
 
@@ -238,7 +238,7 @@ def check_java() -> None:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _raise_on_signals() -> Iterator[None]:
     """SIGTERM and a closed terminal end the demo as Ctrl-C does: what it has started goes first."""
 
     def end(number: int, frame: Any) -> None:

@@ -15,15 +15,15 @@ NAME, STEP = "payments", "total"
 
 
 def add_up(card: str, payment: Any, total: int) -> tuple[dict[str, Any], int]:
-    """The card's total with this payment, as a row for the sink and as the new state."""
+    """Return the card's total with this payment, as a row for the sink and as the new state."""
     total += payment["cents"]
     return {"id": payment["id"], "card": card, "total": total}, total
 
 
-def app_in(folder: Path) -> mp.App:
-    """The app that reads `payments/` in a folder, keeps its state in `state/` and writes to `totals/`.
+def make_app(folder: Path) -> mp.App:
+    """Return the app that reads `payments/` in a folder, keeps its state in `state/` and writes to `totals/`.
 
-    >>> app_in(Path("demo")).name
+    >>> make_app(Path("demo")).name
     'payments'
     """
     app = mp.App(NAME, state_dir=str(folder / "state"), local_dir=str(folder / "replicas"))
@@ -34,18 +34,18 @@ def app_in(folder: Path) -> mp.App:
 
 
 def _end_with_parent() -> None:
-    """Nobody writes to our standard input: when it ends, whoever started us is gone, however that happened."""
-    while os.read(0, 1):  # unbuffered: a thread that holds a buffer's lock would break the interpreter's own end
+    """End this process group when standard input closes: then the process that started this one has ended."""
+    while os.read(0, 1):  # unbuffered: a thread that holds a buffer's lock would break the interpreter's exit
         pass
     os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
-    """Run the app until SIGTERM, or until the process that started this one is gone."""
+    """Run the app until SIGTERM, or until the process that started this one has ended."""
     folder, max_rows = Path(sys.argv[1]), int(sys.argv[2])
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        app_in(folder).run(every=0.1, max_rows=max_rows)
+        make_app(folder).run(every=0.1, max_rows=max_rows)
     except mp.errors.MillpondError as error:
         sys.exit(f"error: {error}")
 

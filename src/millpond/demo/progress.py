@@ -1,4 +1,4 @@
-"""How far the app has come, as anyone can see from outside: read from its ledger."""
+"""The progress of the app, read from its ledger by another process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ COUNT_EVERY = 1.0  # seconds between two counts of the keys
 
 
 @dataclass(frozen=True)
-class Progress:
-    """What is committed so far; `rate` is in rows per second, `bytes` the size of the state's log."""
+class DemoProgress:
+    """The commits so far; `rate` is in rows per second, `bytes` is the size of the state's segments."""
 
     rows: int = 0
     commits: int = 0
@@ -28,7 +28,7 @@ class Progress:
 
 
 class Watch:
-    """Reads on in the ledger with every look. The replica that it counts keys in is its own."""
+    """Reads the new records of the ledger with every `look`. It counts keys in a replica of its own."""
 
     def __init__(self, folder: Path) -> None:
         clock = SystemClock()
@@ -40,10 +40,10 @@ class Watch:
         self._counted = float("-inf")
         self._recent: deque[tuple[float, int]] = deque()
 
-    def look(self, now: float) -> Progress:
-        """What is committed by now."""
+    def look(self, now: float) -> DemoProgress:
+        """Return the progress up to now."""
         newest = self._ledger.newest(near=max(self._last, 0))
-        last = max(self._last, self._ledger.floor() - 1)  # records that nobody looked at in time may be gone
+        last = max(self._last, self._ledger.floor() - 1)  # older records may be pruned
         for record in self._ledger.between(last, -1 if newest is None else newest.number):
             if record.kind == "commit":
                 self._commits += 1
@@ -54,7 +54,7 @@ class Watch:
         if self._commits and now - self._counted >= COUNT_EVERY:
             self._counted = now
             self._keys = sum(1 for _ in self.state.items())
-        return Progress(self._rows, self._commits, self._bytes, self._keys, self._rate(now))
+        return DemoProgress(self._rows, self._commits, self._bytes, self._keys, self._rate(now))
 
     def _rate(self, now: float) -> float:
         self._recent.append((now, self._rows))

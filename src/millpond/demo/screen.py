@@ -1,4 +1,4 @@
-"""What is shown while the demo runs: a view that stays in place, or a line a second where there is no terminal."""
+"""The display of the demo: a panel that is redrawn, or a line per second if there is no terminal."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from millpond.demo.progress import Progress
+from millpond.demo.progress import DemoProgress
 
-EVENTS = 8  # that the view has room for
+EVENTS = 8  # lines of the panel
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What there is to show at one moment."""
+    """What to show at one time."""
 
     seconds: float
     total: int
-    progress: Progress = field(default_factory=Progress)
+    progress: DemoProgress = field(default_factory=DemoProgress)
     crashes: int = 0
     doing: str = ""
 
@@ -45,12 +45,12 @@ class Screen(Protocol):
 
 
 def screen_for(console: Console) -> Screen:
-    """The view that suits where the console writes to."""
+    """Return a panel for a terminal, and lines for anything else."""
     return LiveScreen(console) if console.is_terminal else PlainScreen(console)
 
 
 class PlainScreen:
-    """A line a second, and a line per event."""
+    """Prints a line per second and a line per event."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -61,7 +61,7 @@ class PlainScreen:
         self._facts = facts
         if facts.seconds - self._shown >= 1.0:
             self._shown = facts.seconds
-            self._print("  ".join(f"{name} {value}" for name, value in numbers(facts).items()))
+            self._print("  ".join(f"{name} {value}" for name, value in format_numbers(facts).items()))
 
     def event(self, text: str) -> None:
         self._print(text)
@@ -79,7 +79,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """One panel that is drawn over and over: numbers, how far it is, and the last events."""
+    """A panel that is redrawn: numbers, a progress bar and the last events."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=8, transient=False)
@@ -97,7 +97,7 @@ class LiveScreen:
     def _panel(self) -> RenderableType:
         facts = self._facts
         table = Table.grid(padding=(0, 3), expand=True)
-        found = numbers(facts)
+        found = format_numbers(facts)
         for _ in found:
             table.add_column(justify="center")
         table.add_row(*(Text(value, "bold cyan" if name != "crashes" else "bold red") for name, value in found.items()))
@@ -117,10 +117,11 @@ class LiveScreen:
         self._live.stop()
 
 
-def numbers(facts: Facts) -> dict[str, str]:
-    """The numbers by their names, in words.
+def format_numbers(facts: Facts) -> dict[str, str]:
+    """Return the numbers by their names, formatted.
 
-    >>> numbers(Facts(3.0, 200, Progress(rows=100, commits=2, bytes=2_500_000, keys=7, rate=33.4), crashes=1))
+    >>> progress = DemoProgress(rows=100, commits=2, bytes=2_500_000, keys=7, rate=33.4)
+    >>> format_numbers(Facts(3.0, 200, progress, crashes=1))
     {'rows': '100 of 200', 'rows/s': '33', 'keys': '7', 'state': '2.5 MB', 'commits': '2', 'crashes': '1'}
     """
     progress = facts.progress

@@ -1,4 +1,4 @@
-"""Whether state and sink hold what a fold in plain Python gives: nothing lost, nothing doubled."""
+"""Compares state and sink with the expected result: nothing lost, nothing doubled."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from millpond.demo.payments import Expected
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Payments that the sink lacks, surplus rows in it, and totals, in state or sink, that are not as expected."""
+class DemoVerdict:
+    """The payments that the sink lacks, its surplus rows, and the wrong totals in state or sink."""
 
     rows: int
     lost: int
@@ -23,18 +23,18 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Whether all is as it must be."""
+        """Whether state and sink are as expected."""
         return not (self.lost or self.doubled or self.wrong)
 
 
-def compare(expected: Expected, state: Mapping[str, int], outputs: Iterable[Mapping[str, Any]]) -> Verdict:
-    """Hold the state and every row of the sink against what must have come of the payments.
+def compare(expected: Expected, state: Mapping[str, int], outputs: Iterable[Mapping[str, Any]]) -> DemoVerdict:
+    """Compare the state and every row of the sink with the expected result.
 
     >>> expected = Expected(totals={"a": 7}, after=[3, 7])
     >>> compare(expected, {"a": 7}, [{"id": 0, "card": "a", "total": 3}, {"id": 1, "card": "a", "total": 7}])
-    Verdict(rows=2, lost=0, doubled=0, wrong=0)
+    DemoVerdict(rows=2, lost=0, doubled=0, wrong=0)
     >>> compare(expected, {"a": 10}, [{"id": 1, "card": "a", "total": 10}] * 2)
-    Verdict(rows=2, lost=1, doubled=1, wrong=3)
+    DemoVerdict(rows=2, lost=1, doubled=1, wrong=3)
     """
     seen = [0] * len(expected.after)
     wrong = sum(state.get(card) != expected.totals.get(card) for card in {*state, *expected.totals})
@@ -45,10 +45,10 @@ def compare(expected: Expected, state: Mapping[str, int], outputs: Iterable[Mapp
             continue
         seen[number] += 1
         wrong += row["total"] != expected.after[number]
-    return Verdict(len(seen), seen.count(0), sum(times - 1 for times in seen if times > 1), wrong)
+    return DemoVerdict(len(seen), seen.count(0), sum(times - 1 for times in seen if times > 1), wrong)
 
 
-def rows_in(folder: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a folder that the file sink wrote."""
+def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a folder that the file sink wrote."""
     for file in sorted(folder.glob("*.jsonl")):
         yield from msgspec.json.Decoder().decode_lines(file.read_bytes())
