@@ -50,6 +50,7 @@ class RunningAggregate(Running):
 
     def __init__(self, step: AggregateStep, context: StepContext) -> None:
         self._step, self._context = step, context
+        self._aggregations, self._key_names = list(step.aggregations.items()), step.key_names
         self._cells = ExpiringCells(step, context) if is_expiring(step, context) else None
         self._values = SingleValues(step.name, context.view, context.codec)
 
@@ -97,8 +98,8 @@ class RunningAggregate(Running):
 
     def _update(self, accumulators: dict[str, Any], key: Any, row: Any, time: Any) -> dict[str, Any]:
         """Add a row to the accumulators, and return the output for it."""
-        output = key_fields(self._step.key_names, key)
-        for name, a in self._step.aggregations.items():
+        output = key_fields(self._key_names, key)
+        for name, a in self._aggregations:
             kind, accumulator = accumulators.get(name, (None, None))
             if kind != a.kind:
                 accumulator = a.initial()
