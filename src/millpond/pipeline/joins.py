@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
+from millpond.pipeline.table import quote_names
 from millpond.steps.joins.join_step import How
 from millpond.steps.windows.definitions import MISSING, Hopping
 from millpond.timing import Duration, duration
@@ -27,15 +28,12 @@ def required_grace(where: str, grace: Any) -> Any:
 def check_keyed_alike(where: str, left: g.Node, right: g.Node) -> None:
     """Raise unless both sides are keyed by parts of the same names: rows are joined by key."""
     if left.keyed != right.keyed:
+        ours, theirs = quote_names(left.keyed or ()), quote_names(right.keyed or ())
         raise InvalidUse(
-            f"{where}: expected both sides keyed alike, got the left keyed by {_parts(left)} and the right by "
-            f"{_parts(right)}. Give the parts of both keys the same names, in the same order, for example "
+            f"{where}: expected both sides keyed alike, got the left keyed by {ours} and the right by "
+            f"{theirs}. Give the parts of both keys the same names, in the same order, for example "
             f"key_by({(left.keyed or ('key',))[0]}=lambda row: …)."
         )
-
-
-def _parts(node: g.Node) -> str:
-    return ", ".join(map(repr, node.keyed or ()))
 
 
 def _check_how(where: str, how: Any, hows: tuple[How, ...]) -> How:
@@ -50,7 +48,7 @@ def _check_merge(where: str, merge: Any) -> Any:
     return merge
 
 
-class IntervalOptions(TypedDict):
+class IntervalJoinOptions(TypedDict):
     before: Duration
     after: Duration
     grace: Duration
@@ -58,21 +56,21 @@ class IntervalOptions(TypedDict):
     merge: Callable[[Any, Any], Any] | None
 
 
-class AsofOptions(TypedDict):
+class AsofJoinOptions(TypedDict):
     keep: Duration
     how: How
     wait: bool
     merge: Callable[[Any, Any], Any] | None
 
 
-class WindowOptions(TypedDict):
+class WindowJoinOptions(TypedDict):
     window: Hopping
     grace: Duration
     how: How
     merge: Callable[[Any, Any], Any] | None
 
 
-def check_interval(name: str, before: Any, after: Any, grace: Any, how: Any, merge: Any) -> IntervalOptions:
+def check_join_interval(name: str, before: Any, after: Any, grace: Any, how: Any, merge: Any) -> IntervalJoinOptions:
     """Check the arguments of a `join_interval`."""
     where = f"join_interval({name!r}"
     given = {"before": before, "after": after, "grace": required_grace(where, grace)}
@@ -82,7 +80,7 @@ def check_interval(name: str, before: Any, after: Any, grace: Any, how: Any, mer
     return {"before": spans["before"], "after": spans["after"], "grace": spans["grace"], "how": how, "merge": merge}
 
 
-def check_asof(name: str, keep: Any, how: Any, wait: Any, merge: Any) -> AsofOptions:
+def check_join_asof(name: str, keep: Any, how: Any, wait: Any, merge: Any) -> AsofJoinOptions:
     """Check the arguments of a `join_asof`."""
     where = f"join_asof({name!r}"
     if keep is MISSING or keep is None:
@@ -97,7 +95,7 @@ def check_asof(name: str, keep: Any, how: Any, wait: Any, merge: Any) -> AsofOpt
     }
 
 
-def check_window(name: str, window: Any, grace: Any, how: Any, merge: Any) -> WindowOptions:
+def check_join_window(name: str, window: Any, grace: Any, how: Any, merge: Any) -> WindowJoinOptions:
     """Check the arguments of a `join_window`."""
     where = f"join_window({name!r}"
     if not isinstance(window, Hopping):

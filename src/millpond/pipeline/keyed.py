@@ -13,9 +13,9 @@ from millpond.pipeline import joins
 from millpond.pipeline.fields import Field
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, StepSettings, step_settings
-from millpond.pipeline.stream import Frame, On, Stream, batch_operator, concurrent, function
-from millpond.pipeline.table import Table, lookup_node
-from millpond.pipeline.windowed import WindowedStream, check_window
+from millpond.pipeline.stream import Frame, On, Stream, batch_operator, check_function, concurrent
+from millpond.pipeline.table import LookupOptions, Table, add_lookup
+from millpond.pipeline.windowed import GivenWindow, WindowedStream, check_window
 from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError
 from millpond.steps.joins.asof import AsofJoinStep
@@ -75,19 +75,19 @@ class KeyedStream(Stream[R], Generic[K, R]):
     # --- verbs of Stream, which return a keyed stream here: documented there ---
 
     def map(self, f: Callable[[R], Out]) -> KeyedStream[K, Out]:
-        return KeyedStream(self._graph, self._same(Map(function(f, "map"))))
+        return KeyedStream(self._graph, self._same(Map(check_function(f, "map"))))
 
     def filter(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
-        return KeyedStream(self._graph, self._same(Filter(function(f, "filter"))))
+        return KeyedStream(self._graph, self._same(Filter(check_function(f, "filter"))))
 
     def flat_map(self, f: Callable[[R], Iterable[Out]]) -> KeyedStream[K, Out]:
-        return KeyedStream(self._graph, self._same(FlatMap(function(f, "flat_map"))))
+        return KeyedStream(self._graph, self._same(FlatMap(check_function(f, "flat_map"))))
 
     def inspect(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
-        return KeyedStream(self._graph, self._same(Inspect(function(f, "inspect"))))
+        return KeyedStream(self._graph, self._same(Inspect(check_function(f, "inspect"))))
 
     def with_time(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
-        return KeyedStream(self._graph, self._same(WithTime(function(f, "with_time"))))
+        return KeyedStream(self._graph, self._same(WithTime(check_function(f, "with_time"))))
 
     def map_async(
         self, f: Callable[[R], Any], workers: int = 8, *, on_error: OnError | None = None
@@ -141,7 +141,8 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'sku': 'tea', 'price': 3}]
         """
-        return KeyedStream(self._graph, lookup_node(self._graph, self._node, name, table, on, how, merge, on_error))
+        options: LookupOptions = {"on": on, "how": how, "merge": merge, "on_error": on_error}
+        return KeyedStream(self._graph, add_lookup(self._graph, self._node, name, table, options))
 
     def branch(self, **predicates: Callable[[R], Any]) -> dict[str, Stream[R]]:
         parts = super().branch(**predicates)
@@ -179,7 +180,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'page': '/', 'number': 1}, {'page': '/about', 'number': 1}, {'page': '/', 'number': 2}]
         """
-        function(f, f"stateful_map({name!r})")
+        check_function(f, f"stateful_map({name!r})")
         return self._add_step(StatefulMapStep(f=f, initial=initial, **self._settings("stateful_map", name, how)))
 
     def apply(
@@ -208,7 +209,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'sensor': 'a', 'from': 21, 'to': 45}]
         """
-        function(f, f"apply({name!r})")
+        check_function(f, f"apply({name!r})")
         return self._add_step(ApplyStep(f=f, **self._settings("apply", name, how)))
 
     def flat_apply(
@@ -237,7 +238,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'customer': 'ann', 'item': 'tea'}, {'customer': 'ann', 'item': 'pen'}]
         """
-        function(f, f"flat_apply({name!r})")
+        check_function(f, f"flat_apply({name!r})")
         return self._add_step(FlatApplyStep(f=f, **self._settings("flat_apply", name, how)))
 
     def update(
@@ -262,7 +263,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'file': 'a', 'n': 1}, {'file': 'a', 'n': 2}]
         """
-        function(f, f"update({name!r})")
+        check_function(f, f"update({name!r})")
         return self._add_step(UpdateStep(f=f, **self._settings("update", name, how)))
 
     def stateful_filter(
@@ -288,7 +289,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     [row["price"] for row in driver.output("out")]
         [7, 9]
         """
-        function(f, f"stateful_filter({name!r})")
+        check_function(f, f"stateful_filter({name!r})")
         return self._add_step(StatefulFilterStep(f=f, **self._settings("stateful_filter", name, how)))
 
     def aggregate(
@@ -423,8 +424,17 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'customer': 'ann', 'window_start': 0, 'window_end': 60, 'pane': 0, 'final': True, 'n': 2}]
         """
-        options = check_window(name, window, grace, trigger, panes, fires, clock)
-        return WindowedStream(self, name, options, {"on_error": on_error, "renamed_from": renamed_from})
+        given: GivenWindow = {
+            "window": window,
+            "grace": grace,
+            "trigger": trigger,
+            "panes": panes,
+            "fires": fires,
+            "clock": clock,
+        }
+        return WindowedStream(
+            self, name, check_window(name, given), {"on_error": on_error, "renamed_from": renamed_from}
+        )
 
     def join_interval(
         self,
@@ -465,7 +475,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'order': 1, 'at': 5, 'at_right': 8, 'by': 'card'}, {'order': 2, 'at': 6}]
         """
-        options = joins.check_interval(name, before, after, grace, how, merge)
+        options = joins.check_join_interval(name, before, after, grace, how, merge)
         settings = self._join_settings("join_interval", name, other, {"type": type, "on_error": on_error})
         return self._add_join(IntervalJoinStep(**options, **settings), other)
 
@@ -503,7 +513,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'paper': 'X', 'at': 3, 'at_right': 1, 'bid': 9}, {'paper': 'Y', 'at': 3}]
         """
-        options = joins.check_asof(name, keep, how, wait, merge)
+        options = joins.check_join_asof(name, keep, how, wait, merge)
         settings = self._join_settings("join_asof", name, other, {"type": type, "on_error": on_error})
         return self._add_join(AsofJoinStep(**options, **settings), other)
 
@@ -543,7 +553,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'user': 'ann', 'at': 1, 'page': 'a', 'at_right': 9}]
         """
-        options = joins.check_window(name, window, grace, how, merge)
+        options = joins.check_join_window(name, window, grace, how, merge)
         settings = self._join_settings("join_window", name, other, {"type": type, "on_error": on_error})
         return self._add_join(WindowJoinStep(**options, **settings), other)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
-from millpond.pipeline.table import Table, lookup_node
+from millpond.pipeline.table import LookupOptions, Table, add_lookup
 from millpond.rows.frames import frame_kind
 from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError, check_on_error
@@ -63,7 +63,7 @@ class Stream(Generic[R]):
         >>> import millpond as mp
         >>> doubled = mp.App("a").stream("n", mp.sources.rows([1])).map(lambda n: n * 2)
         """
-        return Stream(self._graph, self._same(Map(function(f, "map"))))
+        return Stream(self._graph, self._same(Map(check_function(f, "map"))))
 
     def filter(self, f: Callable[[R], Any]) -> Stream[R]:
         """Only the rows for which `f` is true go on.
@@ -71,7 +71,7 @@ class Stream(Generic[R]):
         >>> import millpond as mp
         >>> odd = mp.App("a").stream("n", mp.sources.rows([1])).filter(lambda n: n % 2)
         """
-        return Stream(self._graph, self._same(Filter(function(f, "filter"))))
+        return Stream(self._graph, self._same(Filter(check_function(f, "filter"))))
 
     def flat_map(self, f: Callable[[R], Iterable[Out]]) -> Stream[Out]:
         """Each row becomes any number of rows.
@@ -79,7 +79,7 @@ class Stream(Generic[R]):
         >>> import millpond as mp
         >>> words = mp.App("a").stream("lines", mp.sources.rows(["a b"])).flat_map(str.split)
         """
-        return Stream(self._graph, self._same(FlatMap(function(f, "flat_map"))))
+        return Stream(self._graph, self._same(FlatMap(check_function(f, "flat_map"))))
 
     def inspect(self, f: Callable[[R], Any]) -> Stream[R]:
         """Show each row to `f`, which may not change it, and let it go on.
@@ -87,7 +87,7 @@ class Stream(Generic[R]):
         >>> import millpond as mp
         >>> seen = mp.App("a").stream("n", mp.sources.rows([1])).inspect(print)
         """
-        return Stream(self._graph, self._same(Inspect(function(f, "inspect"))))
+        return Stream(self._graph, self._same(Inspect(check_function(f, "inspect"))))
 
     def with_time(self, f: Callable[[R], Any]) -> Stream[R]:
         """Set each row's event time anew.
@@ -95,7 +95,7 @@ class Stream(Generic[R]):
         >>> import millpond as mp
         >>> timed = mp.App("a").stream("n", mp.sources.rows([{"at": 1}])).with_time(lambda row: row["at"])
         """
-        return Stream(self._graph, self._same(WithTime(function(f, "with_time"))))
+        return Stream(self._graph, self._same(WithTime(check_function(f, "with_time"))))
 
     def map_async(self, f: Callable[[R], Any], workers: int = 8, *, on_error: OnError | None = None) -> Stream[Any]:
         """As `map`, for a function that waits: for a service, a disk. It runs over `workers` rows at a time.
@@ -194,7 +194,8 @@ class Stream(Generic[R]):
         ...     driver.output("out")
         [{'item': 'tea', 'sku': 'tea', 'price': 3}, {'item': 'pen'}]
         """
-        return Stream(self._graph, lookup_node(self._graph, self._node, name, table, on, how, merge, on_error))
+        options: LookupOptions = {"on": on, "how": how, "merge": merge, "on_error": on_error}
+        return Stream(self._graph, add_lookup(self._graph, self._node, name, table, options))
 
     def branch(self, **predicates: Callable[[R], Any]) -> dict[str, Stream[R]]:
         """Part the stream: each row goes to the first predicate that it meets, and else to "rest".
@@ -209,7 +210,7 @@ class Stream(Generic[R]):
                 "branch(name=predicate, …): expected at least one predicate, none of them named 'rest', "
                 f"got {sorted(predicates)}"
             )
-        pairs = tuple((name, function(f, f"branch({name})")) for name, f in predicates.items())
+        pairs = tuple((name, check_function(f, f"branch({name})")) for name, f in predicates.items())
         node = self._same(Branch(pairs))
         parted: Stream[R] = Stream(self._graph, node)
         return {name: Stream(self._graph, parted._same(Pick(name))) for name in [*predicates, REST]}
@@ -271,16 +272,17 @@ def concurrent(f: Any, workers: Any, on_error: Any, node: g.Node) -> MapAsync:
     if type(workers) is not int or workers < 1:
         raise InvalidUse(f"map_async(workers): expected a whole number of 1 or more, got {workers!r}")
     policy: OnError = node.on_error if on_error is None else check_on_error(on_error, "map_async(on_error)")
-    return MapAsync(function(f, "map_async"), workers, policy)
+    return MapAsync(check_function(f, "map_async"), workers, policy)
 
 
 def batch_operator(f: Any, on_error: Any, node: g.Node) -> MapBatch:
     """Return the operator of `map_batch`, if what it is given can be one."""
     policy: OnError = node.on_error if on_error is None else check_on_error(on_error, "map_batch(on_error)")
-    return MapBatch(function(f, "map_batch"), frame_kind(f, "map_batch"), policy)
+    return MapBatch(check_function(f, "map_batch"), frame_kind(f, "map_batch"), policy)
 
 
-def function(f: Any, where: str) -> Any:
+def check_function(f: Any, where: str) -> Any:
+    """Return `f` if it can be called, else raise."""
     if not callable(f):
         raise InvalidUse(f"{where}: expected a function, got {f!r}")
     return f

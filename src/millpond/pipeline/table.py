@@ -15,11 +15,11 @@ from millpond.steps.verbs.external import External
 from millpond.steps.verbs.external_lookup import ExternalLookup
 from millpond.steps.verbs.lookup import LookupStep
 
-HOWS = ("left", "inner")
+LOOKUP_HOWS = ("left", "inner")
 
 
 class Table:
-    """The latest row of every key of a stream, made by `app.table`, for others to look up.
+    """The latest row of every key of a stream, returned by `app.table`. Other streams `lookup` its rows.
 
     >>> import millpond as mp
     >>> app = mp.App("shop")
@@ -35,7 +35,7 @@ class Table:
         self._name, self._keyed, self._everywhere = node.op.step.name, node.keyed, node.op.step.is_everywhere
 
     def __repr__(self) -> str:
-        return f"table {self._name!r}, by {_parts(self._keyed)}{', everywhere' if self._everywhere else ''}"
+        return f"table {self._name!r}, by {quote_names(self._keyed)}{', everywhere' if self._everywhere else ''}"
 
 
 class TableOptions(TypedDict):
@@ -58,18 +58,24 @@ def check_table(name: str, everywhere: Any, deleted: Any, ttl: Any) -> TableOpti
     return {"everywhere": everywhere, "deleted": deleted}
 
 
-def lookup_node(
-    graph: g.Graph, node: g.Node, name: str, table: Any, on: Any, how: Any, merge: Any, on_error: Any
-) -> g.Node:
-    """The node of a lookup over the rows that leave another."""
+class LookupOptions(TypedDict):
+    on: Any
+    how: Any
+    merge: Any
+    on_error: Any
+
+
+def add_lookup(graph: g.Graph, node: g.Node, name: str, table: Any, options: LookupOptions) -> g.Node:
+    """Check the arguments of a lookup, and add it to the graph after a node."""
+    on, how, merge, on_error = options["on"], options["how"], options["merge"], options["on_error"]
     where = f"lookup({name!r}"
     own_table = isinstance(table, Table) and table._graph is graph
     if not own_table and not isinstance(table, External):
         raise InvalidUse(
             f"{where}): expected a table of the same app, made by app.table, or mp.external(fetch), got {table!r}"
         )
-    if how not in HOWS:
-        raise InvalidUse(f"{where}, how): expected {', '.join(map(repr, HOWS))}, got {how!r}")
+    if how not in LOOKUP_HOWS:
+        raise InvalidUse(f"{where}, how): expected {', '.join(map(repr, LOOKUP_HOWS))}, got {how!r}")
     if merge is not None and not callable(merge):
         raise InvalidUse(f"{where}, merge): expected a function of the row and the table's row, got {merge!r}")
     policy = node.on_error if on_error is None else check_on_error(on_error, f"{where})")
@@ -84,7 +90,7 @@ def lookup_node(
         return graph.add(fetch, (node.id,), keyed=node.keyed, on_error=node.on_error)
     looked_into = table._node.op
     assert isinstance(looked_into, g.StatefulStep)
-    key = _on(where, node, table, on)
+    key = _check_on(where, node, table, on)
     step = LookupStep(
         name=graph.claim(name, "lookup"),
         on_error=policy,
@@ -97,33 +103,34 @@ def lookup_node(
     return graph.add(g.StatefulStep(step, table._node.id), (side.id,), keyed=node.keyed, on_error=node.on_error)
 
 
-def _on(where: str, node: g.Node, table: Table, on: Any) -> Any:
-    """What gives a row the key that it looks up; nothing if the row's own key is the one."""
+def _check_on(where: str, node: g.Node, table: Table, on: Any) -> Any:
+    """Return what gives a row the key that it looks up; None if that is the row's own key."""
     own = node.keyed is not None and node.keyed == table._keyed
     if table._everywhere:
         if on is None:
             if not own:
                 raise InvalidUse(
                     f"{where}, on): expected a field or a function that gives a row its key in the {table!r}, got "
-                    f"nothing, and the stream is {_said(node)}. Say, for example, on={table._keyed[0]!r}."
+                    f"nothing, and the stream is {_describe_keys(node)}. Say, for example, on={table._keyed[0]!r}."
                 )
             return None
         return key_reader(where, on, len(table._keyed))
+    parts = quote_names(table._keyed)
     if not own:
         raise InvalidUse(
-            f"{where}): expected a stream that is keyed like the {table!r}, and it is {_said(node)}. Key it by parts "
-            f"of the same names, with key_by({_parts(table._keyed)}), or let the table lie everywhere."
+            f"{where}): expected a stream that is keyed like the {table!r}, and it is {_describe_keys(node)}. Key it "
+            f"by parts of the same names, with key_by({parts}), or make the table with everywhere=True."
         )
     if on is not None and on != table._keyed and (on,) != table._keyed:
         raise InvalidUse(
-            f"{where}, on): expected nothing, or the key {_parts(table._keyed)}, for a row meets the row of its own "
-            f"key in the {table!r}, got {on!r}. A table that lies everywhere is looked up by whatever on= says."
+            f"{where}, on): expected None or the key {parts}, because a row looks up the row of its own key in the "
+            f"{table!r}, got {on!r}. A table with everywhere=True can be looked up by any key."
         )
     return None
 
 
 def key_reader(where: str, on: Any, parts: int | None = None) -> Any:
-    """What reads the key that a row looks up: of a field, of several, or of a function."""
+    """Return what reads the key that a row looks up: from a field, from several, or by a function."""
     if isinstance(on, str):
         found: Any = Field(on)
     elif isinstance(on, (tuple, list)) and len(on) > 1 and all(isinstance(part, str) for part in on):
@@ -148,9 +155,10 @@ class Fields:
         return tuple(read_field(row, name) for name in self.names)
 
 
-def _said(node: g.Node) -> str:
-    return "not keyed" if node.keyed is None else f"keyed by {_parts(node.keyed)}"
+def _describe_keys(node: g.Node) -> str:
+    return "not keyed" if node.keyed is None else f"keyed by {quote_names(node.keyed)}"
 
 
-def _parts(keyed: tuple[str, ...]) -> str:
+def quote_names(keyed: tuple[str, ...]) -> str:
+    """Return the names of a key's parts, quoted, for a message."""
     return ", ".join(map(repr, keyed))

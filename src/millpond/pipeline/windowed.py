@@ -33,6 +33,15 @@ class WindowOptions(TypedDict):
     clock: By
 
 
+class GivenWindow(TypedDict):
+    window: Any
+    grace: Any
+    trigger: Any
+    panes: Any
+    fires: Any
+    clock: Any
+
+
 class WindowedStream(Generic[K, R]):
     """Rows in windows, returned by `KeyedStream.window`. Call `aggregate` to say what to compute over each window.
 
@@ -113,8 +122,9 @@ class WindowedStream(Generic[K, R]):
         return self._aggregated._side_output()
 
 
-def check_window(name: str, window: Any, grace: Any, trigger: Any, panes: Any, fires: Any, clock: Any) -> WindowOptions:
+def check_window(name: str, given: GivenWindow) -> WindowOptions:
     """Check the arguments of a window."""
+    window, trigger, clock = given["window"], given["trigger"], given["clock"]
     where = f"window({name!r})"
     if not isinstance(window, Window):
         raise InvalidUse(f'{where}: expected a window such as mp.tumbling("1m") or mp.session("30m"), got {window!r}')
@@ -123,8 +133,8 @@ def check_window(name: str, window: Any, grace: Any, trigger: Any, panes: Any, f
     if trigger.needs_end and not isinstance(window, TIMED):
         raise InvalidUse(f"{where}, trigger: {trigger!r} goes by the times of a window, and {window!r} has none")
     for what, value, known in (
-        ("panes", panes, ("accumulate", "discard", "retract")),
-        ("fires", fires, ("this", "all")),
+        ("panes", given["panes"], ("accumulate", "discard", "retract")),
+        ("fires", given["fires"], ("this", "all")),
         ("clock", clock, ("stream", "key")),
     ):
         if value not in known:
@@ -133,9 +143,9 @@ def check_window(name: str, window: Any, grace: Any, trigger: Any, panes: Any, f
         raise InvalidUse(f'{where}, clock: {window!r} goes by no time; leave clock="key" out')
     return {
         "window": window,
-        "grace": checked_grace(grace, window, where),
+        "grace": checked_grace(given["grace"], window, where),
         "trigger": trigger,
-        "panes": panes,
-        "fires": fires,
+        "panes": given["panes"],
+        "fires": given["fires"],
         "clock": clock,
     }

@@ -166,7 +166,7 @@ def test_the_name_of_the_key_may_be_said_where_the_table_lies_in_partitions():
     [
         (["sku"], lambda s: s, False, {}, r"keyed like the table 'prices', by 'sku', and it is not keyed"),
         (["sku"], lambda s: s.key_by("who"), False, {}, r"it is keyed by 'who'\. Key it by parts of the same names"),
-        (["sku"], lambda s: s.key_by("sku"), False, {"on": "who"}, r"on\): expected nothing, or the key 'sku'"),
+        (["sku"], lambda s: s.key_by("sku"), False, {"on": "who"}, r"on\): expected None or the key 'sku'"),
         (["sku"], lambda s: s, True, {}, r"got nothing, and the stream is not keyed\. Say, for example, on='sku'"),
         (["sku"], lambda s: s.key_by("who"), True, {}, r"and the stream is keyed by 'who'"),
         (["sku"], lambda s: s, True, {"on": 3}, r"on\): expected a field, several fields or a function of the row"),

@@ -82,7 +82,7 @@ class Timers:
                 raise InvalidUse(f"{where}: after= needs a row or timer with an event time, and this one has none")
             when = now.time + span(duration(after, f"{where}, after"), unit, f"{where}, after")
         else:
-            when = _as_ticks(at, unit, where)
+            when = _event_ticks(at, unit, where)
         self._put(EVENT, name, as_user(when, unit), payload, due=when)
 
     def set_wall(self, name: str, after: Any, payload: Any = None) -> None:
@@ -105,7 +105,7 @@ class Timers:
         ...     timers.cancel("remind")
         """
         for kind in (EVENT, CLOCK):
-            self._cells.drop(_cell(kind, name))
+            self._cells.drop(_timer_cell(kind, name))
 
     def get(self, name: str) -> Timer | None:
         """Return the timer of that name, or None if none is set.
@@ -115,7 +115,7 @@ class Timers:
         ...         timers.set("remind", after="30m")
         """
         for kind in (EVENT, CLOCK):
-            found = read_timer(self._cells, _cell(kind, name))
+            found = read_timer(self._cells, _timer_cell(kind, name))
             if found is not None:
                 return found
         return None
@@ -130,15 +130,15 @@ class Timers:
             )
         if not isinstance(name, str):
             raise InvalidUse(f"step {self._step!r}: expected a timer's name, a text, got {name!r}")
-        self._cells.write(_cell(kind, name), {"at": at, "payload": payload}, due, wall)
-        self._cells.drop(_cell(CLOCK if kind == EVENT else EVENT, name))
+        self._cells.write(_timer_cell(kind, name), {"at": at, "payload": payload}, due, wall)
+        self._cells.drop(_timer_cell(CLOCK if kind == EVENT else EVENT, name))
 
 
-def _cell(kind: bytes, name: str) -> bytes:
+def _timer_cell(kind: bytes, name: str) -> bytes:
     return cell_for(kind[:1].decode(), name)
 
 
-def _as_ticks(at: Any, unit: Unit, where: str) -> int:
+def _event_ticks(at: Any, unit: Unit, where: str) -> int:
     try:
         time = as_time(at)
         found = ticks(time)

@@ -42,7 +42,7 @@ class AggregateStep(Step):
     @classmethod
     def show(cls, stored: StoredKey, step: Self | None) -> dict[str, Any]:
         accumulators = stored.codec.decode(stored.cells[0][1])
-        return results(accumulators, {} if step is None else step.aggregations)
+        return results_by_name(accumulators, {} if step is None else step.aggregations)
 
 
 class RunningAggregate(Running):
@@ -116,8 +116,8 @@ class RunningAggregate(Running):
         return self._values.changes() if self._cells is None else self._cells.changes()
 
 
-def results(accumulators: dict[str, Any], aggregations: dict[str, Aggregation]) -> dict[str, Any]:
-    """Return the results of one key's accumulators, with the program's aggregations or without them."""
+def results_by_name(accumulators: dict[str, Any], aggregations: dict[str, Aggregation]) -> dict[str, Any]:
+    """Return the results_by_name of one key's accumulators, with the program's aggregations or without them."""
     return {
         name: aggregations[name].result(acc)
         if name in aggregations and aggregations[name].kind == kind

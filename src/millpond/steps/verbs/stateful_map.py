@@ -26,7 +26,7 @@ from millpond.steps.state.expiring import ExpiringCells, is_state
 from millpond.steps.state.migration import SingleValueMigration
 from millpond.steps.state.single import ABSENT, DROPPED, SURELY_ENCODABLE, Packed, SingleValues, is_absent
 
-_WHOLE = b""  # the one cell of a key
+_ONLY_CELL = b""  # the one cell of a key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,15 +165,15 @@ class RunningExpiringMap(Running):
         def once(i: int, k: int, row: Any) -> None:
             cells.select(keys.encoded[k])
             cells.now.move(None if ticks is None else ticks[i], unit)
-            state = cells.value(_WHOLE)
+            state = cells.value(_ONLY_CELL)
             if is_absent(state):
                 state = self._step.first_state()
             try:
                 output, new = output_and_state(self._step.f(keys.objects[k], row, state))
                 if new is None:
-                    cells.drop(_WHOLE)
+                    cells.drop(_ONLY_CELL)
                 else:
-                    cells.put(_WHOLE, new)
+                    cells.put(_ONLY_CELL, new)
             except BaseException:
                 cells.undo_row()
                 raise
