@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+from millpond.codec import Codec
 from millpond.codec.shapes import Shapes, shapes_of
 from millpond.codec.user_types import is_storable
 from millpond.errors import InvalidUse
@@ -164,7 +165,7 @@ class Delivering:
 
 @dataclass(frozen=True)
 class Node:
-    """One operation and where its rows come from."""
+    """One operator and the nodes that its rows come from."""
 
     id: int
     op: Operator
@@ -172,7 +173,12 @@ class Node:
     keyed: tuple[str, ...] | None  # the names of the key's parts; None for rows without a key
     on_error: OnError  # of the stream
 
-    @property
+    @cached_property
+    def name(self) -> str:
+        """The operator's name in errors and counters."""
+        return self.op.name
+
+    @cached_property
     def policy(self) -> OnError:
         """The error policy of the operator: its own, or else that of the stream."""
         return self.op.own_policy or self.on_error
@@ -180,11 +186,11 @@ class Node:
 
 @dataclass
 class Graph:
-    """What an app has built so far. Nodes are only ever added, after those that they read from."""
+    """What an app has built so far. Nodes are only added, each after the nodes that it reads from."""
 
     nodes: list[Node] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # name → what it names
-    unfinished: dict[str, str] = field(default_factory=dict)  # name → what is still to be said of it
+    unfinished: dict[str, str] = field(default_factory=dict)  # name → what the program still has to do with it
 
     def add(
         self,
@@ -199,7 +205,7 @@ class Graph:
         return node
 
     def claim(self, name: str, what: str) -> str:
-        """Take a name for something durable; each is given once in an app."""
+        """Return a name for something durable; InvalidUse if the app has given it to something else."""
         check_name(name, what)
         if name in self.names:
             raise InvalidUse(
@@ -270,7 +276,7 @@ class Program:
 
     @cached_property
     def clocks(self) -> dict[int, tuple[str, Read]]:
-        """The nodes that give rows their times, where sources are read: the name of that time, and the source."""
+        """For each node of stage 0 that gives rows their event times: the name of that time, and the source."""
         found: dict[int, tuple[str, Read]] = {}
         origin: dict[int, Read] = {}
         for node in self.nodes:
@@ -287,28 +293,35 @@ class Program:
 
     @cached_property
     def leading_out(self) -> frozenset[int]:
-        """The nodes whose rows go to sinks alone."""
+        """The nodes whose output goes to sinks and nowhere else."""
         ends = {node.id for node in self.nodes if isinstance(node.op, (Deliver, SideOutput))}
         return frozenset(i for i, readers in enumerate(self.consumers) if ends.issuperset(readers))
 
     @cached_property
     def fields(self) -> dict[int, tuple[str, ...]]:
-        """Of a `key_by` after which only some fields of the rows are looked at, where they are numbers: which."""
+        """For each `key_by` node, the numeric columns that its consumers read; other columns are not shuffled.
+
+        A node is missing if one of its consumers may need whole rows: it is not a step, it has a side output, or it
+        does not say which fields it reads.
+        """
         found: dict[int, tuple[str, ...]] = {}
         for node in self.nodes:
-            readers = [self.nodes[reader] for reader in self.consumers[node.id]]
-            steps = [reader.op.step for reader in readers if isinstance(reader.op, StatefulStep)]
-            aside = any(
-                isinstance(self.nodes[i].op, SideOutput) for reader in readers for i in self.consumers[reader.id]
-            )
-            told = node.op.starts_stage and len(steps) == len(readers) and not aside
-            if told and steps and all(step.fields_read is not None for step in steps):
-                found[node.id] = tuple(dict.fromkeys(field for step in steps for field in step.fields_read or ()))
+            if not node.op.starts_stage or not self.consumers[node.id]:
+                continue
+            fields: dict[str, None] = {}
+            for consumer in self.consumers[node.id]:
+                op = self.nodes[consumer].op
+                read = op.step.fields_read if isinstance(op, StatefulStep) else None
+                if read is None or (consumer, ASIDE) in self.ports:
+                    break
+                fields.update(dict.fromkeys(read))
+            else:
+                found[node.id] = tuple(fields)
         return found
 
     @cached_property
     def shapes(self) -> dict[str, Shapes]:
-        """The classes that each step is known to keep, from `type=`, `initial=` and the function's annotations."""
+        """The classes that each step's state may hold, from `type=`, `initial=` and the function's annotations."""
         return {name: shapes_of(step.state_types()) for name, step in self.steps.items()}
 
     @cached_property
@@ -316,90 +329,106 @@ class Program:
         """What each operator remembers in this process from batch to batch, by node."""
         return {node.id: cache for node in self.nodes if (cache := node.op.make_cache()) is not None}
 
-    @property
+    @cached_property
+    def codec(self) -> Codec:
+        """The codec for the program's types. It may be shared by all tasks of a process."""
+        return Codec(self.types)
+
+    @cached_property
     def last_stage(self) -> int:
         return max(1, *self.stages) if self.stages else 1
 
-    @property
-    def reads(self) -> dict[str, Node]:
+    @cached_property
+    def reads(self) -> Mapping[str, Node]:
+        """The node of each stream."""
         return {node.op.stream: node for node in self.nodes if isinstance(node.op, Read)}
 
-    @property
-    def steps(self) -> dict[str, Step]:
-        """Those that have state."""
+    @cached_property
+    def steps(self) -> Mapping[str, Step]:
+        """The steps with state, by name."""
         ops = [node.op for node in self.nodes if isinstance(node.op, StatefulStep) and node.op.table is None]
         return {op.step.name: op.step for op in ops}
 
+    @cached_property
+    def sinks(self) -> Mapping[str, Sink]:
+        return {node.op.sink_name: node.op.sink for node in self.nodes if isinstance(node.op, Deliver)}
+
+    @cached_property
+    def dead_letters(self) -> int | None:
+        """The node of `app.dead_letters`; None if the program does not use it."""
+        return next((node.id for node in self.nodes if isinstance(node.op, DeadLetters)), None)
+
     def tables_everywhere(self, stage: int) -> list[str]:
-        """The tables that steps of a stage need as a whole."""
-        found = []
+        """Return the tables that lookups of a stage need as a whole, sorted."""
+        found = set()
         for node in self.nodes:
             if isinstance(node.op, StatefulStep) and node.op.table is not None and self.stages[node.id] == stage:
                 table = self.nodes[node.op.table].op
                 if isinstance(table, StatefulStep) and table.step.is_everywhere:
-                    found.append(table.step.name)
-        return sorted(set(found))
-
-    @property
-    def sinks(self) -> dict[str, Sink]:
-        return {node.op.name: node.op.sink for node in self.nodes if isinstance(node.op, Deliver)}
-
-    @property
-    def dead_letters(self) -> int | None:
-        found = [node.id for node in self.nodes if isinstance(node.op, DeadLetters)]
-        return found[0] if found else None
+                    found.add(table.step.name)
+        return sorted(found)
 
 
 def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Program:
-    """The program that a graph stands for, if it is one that can run."""
+    """Return the program of a graph; InvalidUse if it cannot run."""
+    behind_letters = _behind_letters(graph)
+    _check_letters(app, [graph.nodes[i] for i in sorted(behind_letters)])
+    # Letters come after everything else in a batch, and so do the nodes behind them.
+    ordered = sorted(graph.nodes, key=lambda node: node.id in behind_letters)
     consumers: list[list[int]] = [[] for _ in graph.nodes]
-    stages: list[int] = []
-    # A letter may come from any stage but those behind the dead letters themselves, which must
-    # therefore lie behind all others.
-    behind_letters: set[int] = set()
-    for node in graph.nodes:
-        if isinstance(node.op, DeadLetters) or behind_letters.intersection(node.inputs):
-            behind_letters.add(node.id)
-    _check_letters(app, [graph.nodes[i] for i in behind_letters])
-    own = [node.op.step for node in graph.nodes if isinstance(node.op, StatefulStep)]
-    told = [t for step in own for t in (*step.state.types, *filter(is_storable, step.state_types()))]
-    found_types = dict.fromkeys([*types, *told])
-    for part in (False, True):
-        for node in graph.nodes:
-            if (node.id in behind_letters) is part:
-                for source in node.inputs:
-                    consumers[source].append(node.id)
-    stage_of: dict[int, int] = {}
-    for part in (False, True):
-        for node in graph.nodes:
-            if (node.id in behind_letters) is not part:
-                continue
-            if isinstance(node.op, DeadLetters):
-                stage_of[node.id] = max((s for i, s in stage_of.items() if i not in behind_letters), default=0)
-            else:
-                before = max((stage_of[i] for i in node.inputs), default=0)
-                if isinstance(node.op, StatefulStep) and node.op.table is not None:
-                    before = max(before, _after_table(app, graph, node.op, behind_letters, stage_of, part))
-                stage_of[node.id] = before + 1 if node.op.starts_stage else before
-                for i in node.inputs:
-                    if isinstance(graph.nodes[i].op, JoinInput):  # where one side comes later, the other waits for it
-                        stage_of[i] = before
-    stages = [stage_of[node.id] for node in graph.nodes]
+    for node in ordered:
+        for source in node.inputs:
+            consumers[source].append(node.id)
+    stage_of = _stages(app, graph, ordered, behind_letters)
     for name, left in graph.unfinished.items():
         raise InvalidUse(f"app {app!r}: {name!r} does nothing yet: {left}")
     if not any(isinstance(node.op, Read) for node in graph.nodes):
         raise InvalidUse(f"app {app!r} has no stream: add one with app.stream(name, source)")
-    return Program(app, tuple(graph.nodes), tuple(tuple(c) for c in consumers), tuple(stages), tuple(found_types))
+    steps = [node.op.step for node in graph.nodes if isinstance(node.op, StatefulStep)]
+    step_types = [t for step in steps for t in (*step.state.types, *filter(is_storable, step.state_types()))]
+    return Program(
+        app,
+        tuple(graph.nodes),
+        tuple(map(tuple, consumers)),
+        tuple(stage_of[node.id] for node in graph.nodes),
+        tuple(dict.fromkeys([*types, *step_types])),
+    )
 
 
-def _after_table(
-    app: str, graph: Graph, lookup: StatefulStep, behind: set[int], stage_of: dict[int, int], is_behind: bool
-) -> int:
-    """The first stage in which a table has all changes of the batch, where a row may meet them."""
-    assert lookup.table is not None
+def _behind_letters(graph: Graph) -> set[int]:
+    """Return the node of the dead letters, and all nodes that rows reach from there."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, DeadLetters) or found.intersection(node.inputs):
+            found.add(node.id)
+    return found
+
+
+def _stages(app: str, graph: Graph, ordered: list[Node], behind_letters: set[int]) -> dict[int, int]:
+    """Return the stage in which the output of each node goes on."""
+    stage_of: dict[int, int] = {}
+    for node in ordered:
+        if isinstance(node.op, DeadLetters):  # a letter may come from any stage of the nodes before it
+            stage_of[node.id] = max((s for i, s in stage_of.items() if i not in behind_letters), default=0)
+            continue
+        before = max((stage_of[i] for i in node.inputs), default=0)
+        if isinstance(node.op, StatefulStep) and node.op.table is not None:
+            before = max(before, _after_table(app, graph, node, behind_letters, stage_of))
+        stage_of[node.id] = before + 1 if node.op.starts_stage else before
+        for i in node.inputs:
+            if isinstance(graph.nodes[i].op, JoinInput):  # one input waits for the other
+                stage_of[i] = before
+    return stage_of
+
+
+def _after_table(app: str, graph: Graph, node: Node, behind_letters: set[int], stage_of: dict[int, int]) -> int:
+    """Return the first stage in which a lookup meets all changes that the batch makes to its table."""
+    lookup = node.op
+    assert isinstance(lookup, StatefulStep) and lookup.table is not None
     table = graph.nodes[lookup.table].op
     assert isinstance(table, StatefulStep)
-    if lookup.table in behind and not is_behind:
+    is_behind = node.id in behind_letters
+    if lookup.table in behind_letters and not is_behind:
         raise InvalidUse(
             f"app {app!r}: lookup({lookup.step.name!r}) looks into table {table.step.name!r}, which is made of dead "
             "letters; letters come after all else in a batch, so only what stands behind app.dead_letters may do that"
@@ -412,7 +441,7 @@ def _after_table(
 
 
 def _check_letters(app: str, behind: list[Node]) -> None:
-    """A dead letter that fails cannot become one again: it would go round for ever, or be lost on its way back."""
+    """Raise InvalidUse if a dead letter that fails would become one again: it would never come to an end."""
     for node in behind:
         policy = node.policy
         if (policy.then if isinstance(policy, Retry) else policy) == "dead-letter":

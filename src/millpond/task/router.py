@@ -7,11 +7,11 @@ that may change them, and puts what leaves the task into the outbox.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from millpond.clock import Clock
-from millpond.codec import Codec, NotEncodable, Unreadable
+from millpond.codec import NotEncodable, Unreadable
 from millpond.messages import BatchContext, TaskOutput
 from millpond.pipeline import graph as g
 from millpond.replica import View
@@ -35,7 +35,7 @@ class Router:
 
     def __init__(self, program: g.Program, context: BatchContext, stage: int, clock: Clock) -> None:
         self.program, self.context, self.stage = program, context, stage
-        self.codec = Codec(program.types)
+        self.codec = program.codec
         self.failures = Failures(context.batch, clock, self._bury, self._origin)
         self._operators: dict[int, RunningOperator] = {}  # node → its operator, once it is started
         self.running: dict[int, Running] = {}  # those of them that have state
@@ -46,7 +46,11 @@ class Router:
         self.times_read = TimesRead()
         self.late: dict[str, int] = {}
         self.ended: dict[int, int | None] = {}  # node of a step → the watermark of its input as the batch ends
-        self._began = marks(program, context.event_time, context.event_time.times)
+
+    @cached_property
+    def _began(self) -> list[Mark]:
+        """The watermarks of all nodes as the batch began."""
+        return marks(self.program, self.context.event_time, self.context.event_time.times)
 
     # --- from node to node ---
 
@@ -72,7 +76,7 @@ class Router:
             except Unreadable as error:
                 if not route.has_state:
                     raise
-                raise unreadable_state(self.program.nodes[route.consumer].op.name, error) from error
+                raise unreadable_state(self.program.nodes[route.consumer].name, error) from error
             if route.has_state:
                 self._emit_side_rows(route.consumer)
 
@@ -81,7 +85,7 @@ class Router:
         at, op = self.program.nodes[node], self.program.nodes[node].op
         clock = self.program.clocks.get(node)
         context = OperatorContext(
-            name=op.name,
+            name=at.name,
             on_error=at.policy,
             failures=self.failures,
             clock=self.failures.clock,
@@ -116,7 +120,7 @@ class Router:
         good, data = [], []
         made_by = self.program.nodes[node]
         policy = made_by.policy if made_by.op.has_state else made_by.on_error
-        failed = self._failing(made_by.op.name, rows, policy)
+        failed = self._failing(made_by.name, rows, policy)
         for i, row in enumerate(rows.data):
             try:
                 data.append(any_copy(row))
@@ -213,7 +217,7 @@ class Router:
             except Exception:
                 if whole is rows:
                     rows = decoder.decode_json(rows)
-                keyed_rows = assign_keys(key.op, rows, self._failing(key.op.name, rows, key.policy))
+                keyed_rows = assign_keys(key.op, rows, self._failing(key.name, rows, key.policy))
             self.emit(reader, keyed_rows)
 
     # --- rows go out ---
@@ -222,7 +226,7 @@ class Router:
         self.outbox.exchange(node.id, rows, lambda: self._failing(node.op.exchange_name, rows, node.policy))
 
     def _deliver(self, node: g.Node, rows: Rows) -> None:
-        self.outbox.deliver(node.op.name, rows, lambda: self._failing(node.op.name, rows, node.policy))
+        self.outbox.deliver(node.name, rows, lambda: self._failing(node.name, rows, node.policy))
 
     # --- steps with state ---
 
@@ -266,7 +270,7 @@ class Router:
 
     def _table_reader(self, table: int, tables: Callable[[str], TableReader]) -> TableReader:
         running = self.running.get(table)
-        return tables(self.program.nodes[table].op.name) if running is None else running.read_rows
+        return tables(self.program.nodes[table].name) if running is None else running.read_rows
 
     def end(self) -> None:
         """Let every step do what is due, once all rows have come; in the order in which rows flow."""
@@ -274,7 +278,7 @@ class Router:
             try:
                 output = self.running[node].end()
             except Unreadable as error:
-                raise unreadable_state(self.program.nodes[node].op.name, error) from error
+                raise unreadable_state(self.program.nodes[node].name, error) from error
             for rows in output if isinstance(output, list) else [output]:
                 if rows is not None:
                     self.emit(node, rows)
