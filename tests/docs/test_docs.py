@@ -300,6 +300,15 @@ def test_the_site_has_every_page() -> None:
     assert sorted(nav) == sorted(str(page.relative_to(DOCS)) for page in pages() if page != README)
 
 
+DIALECT = re.compile(r"\b(anew|nobody|whoever|befalls?|mends?|mended|upto|is told|are told|for ever)\b", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_a_page_is_written_in_plain_words(page: Path) -> None:
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    assert DIALECT.findall(prose) == []
+
+
 def test_every_page_can_be_reached_from_the_readme_and_from_the_index() -> None:
     def linked(page: Path) -> set[Path]:
         found = re.findall(r"\]\(([^)\s#]+)", page.read_text())
