@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from ledger_reader import ledger, paths
 from small_windows import row, rows, sent, windowed
 
 import millpond as mp
 from millpond.errors import Incompatible
+from millpond.steps.windows.window_step import WindowStep
 from millpond.storage import open_storage
 from millpond.testing import TestDriver
 
@@ -122,10 +125,18 @@ def test_the_same_size_may_be_written_in_another_way():
         assert [o["sum"] for o in driver.output("out")] == [1]
 
 
+class OlderStep(WindowStep):
+    """A window step as an older version of Millpond recorded it."""
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        return {name: value for name, value in super().detail.items() if name != "early"}
+
+
 def test_state_that_does_not_say_whether_a_trigger_fired_early_goes_on_and_says_it_from_then_on():
     storage = open_storage("memory://")
     older = program(SLIDING, {})
-    del mp.lowlevel.program(older).steps["w"].detail["early"]
+    object.__setattr__(mp.lowlevel.program(older).steps["w"], "__class__", OlderStep)
     with TestDriver(older, storage=storage) as driver:
         driver.send("rows", [row(1, 1)])
         assert "early" not in ledger(storage, "windows")[-1]["steps"]["w"]["detail"]
