@@ -20,7 +20,7 @@ from millpond.aggregations.base import Aggregation, Field
 from millpond.aggregations.custom import CUSTOM, aggregation
 from millpond.aggregations.extremes import max, min, top
 from millpond.aggregations.sketches import approx_distinct, quantile
-from millpond.aggregations.stored import result_of
+from millpond.aggregations.stored import aggregation_of, result_of
 from millpond.aggregations.totals import count, mean, sum
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Aggregation",
     "Field",
     "aggregation",
+    "aggregation_of",
     "approx_distinct",
     "collect",
     "count",

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millpond.aggregations.base import Aggregation, Field, Results, labelled, only, reader, repr_with_type
+from millpond.aggregations.base import Aggregation, Field, labelled, only, reader, repr_with_type
+from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
 
-RESULTS: Results = {
-    "first": only,
-    "last": only,
-    "earliest": only,
-    "latest": only,
-    "collect": copy_value,
-    "distinct": list,
-}
+_FIRST = register_kind(AccumulatorKind(name="first", result=only, example=lambda: first(), is_pure=True))
+_LAST = register_kind(
+    AccumulatorKind(name="last", result=only, example=lambda: last(), is_pure=True, merges_by_last=True)
+)
+_EARLIEST = register_kind(
+    AccumulatorKind(name="earliest", result=only, example=lambda: earliest(), is_pure=True, needs_time=True)
+)
+_LATEST = register_kind(
+    AccumulatorKind(name="latest", result=only, example=lambda: latest(), is_pure=True, needs_time=True)
+)
+_COLLECT = register_kind(
+    AccumulatorKind(name="collect", result=copy_value, example=lambda: collect(), is_collecting=True)
+)
+_DISTINCT = register_kind(AccumulatorKind(name="distinct", result=list, example=lambda: distinct(), is_collecting=True))
 
 
 def first(field: Field = None) -> Aggregation:
@@ -33,7 +40,7 @@ def first(field: Field = None) -> Aggregation:
         value = read(row)  # a row without the field is a mistake, also where its value would not be kept
         return acc or [copy_value(value)]
 
-    return Aggregation("first", label, list, update, RESULTS["first"], lambda a, b: a or b, field=field)
+    return Aggregation("first", label, list, update, _FIRST.result, lambda a, b: a or b, field=field)
 
 
 def last(field: Field = None) -> Aggregation:
@@ -49,7 +56,7 @@ def last(field: Field = None) -> Aggregation:
     def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
         return [copy_value(read(row))]
 
-    return Aggregation("last", label, list, update, RESULTS["last"], lambda a, b: b or a, field=field)
+    return Aggregation("last", label, list, update, _LAST.result, lambda a, b: b or a, field=field)
 
 
 def earliest(field: Field = None) -> Aggregation:
@@ -59,7 +66,7 @@ def earliest(field: Field = None) -> Aggregation:
     >>> mp.earliest("price")
     mp.earliest('price')
     """
-    return _by_time("earliest", field, lambda new, old: new < old)
+    return _by_time(_EARLIEST, field, lambda new, old: new < old)
 
 
 def latest(field: Field = None) -> Aggregation:
@@ -69,7 +76,7 @@ def latest(field: Field = None) -> Aggregation:
     >>> mp.latest("price")
     mp.latest('price')
     """
-    return _by_time("latest", field, lambda new, old: new >= old)
+    return _by_time(_LATEST, field, lambda new, old: new >= old)
 
 
 def collect(field: Field = None) -> Aggregation:
@@ -86,7 +93,7 @@ def collect(field: Field = None) -> Aggregation:
         acc.append(copy_value(read(row)))
         return acc
 
-    return Aggregation("collect", label, list, update, RESULTS["collect"], lambda a, b: a + b, field=field)
+    return Aggregation("collect", label, list, update, _COLLECT.result, lambda a, b: a + b, field=field)
 
 
 def distinct(field: Field = None) -> Aggregation:
@@ -119,19 +126,19 @@ def distinct(field: Field = None) -> Aggregation:
             a = add(a, value)
         return a
 
-    return Aggregation("distinct", label, dict, update, RESULTS["distinct"], merge, field=field)
+    return Aggregation("distinct", label, dict, update, _DISTINCT.result, merge, field=field)
 
 
-def _by_time(kind: str, field: Field, beats: Callable[[Any, Any], bool]) -> Aggregation:
+def _by_time(kind: AccumulatorKind, field: Field, beats: Callable[[Any, Any], bool]) -> Aggregation:
     """The accumulator is empty, or the time and the value of one row."""
-    label = labelled(kind, field)
+    label = labelled(kind.name, field)
     read = reader(label, field)
 
     def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
         if time is None:
             raise InvalidUse(
                 f"{label}: expected rows with an event time, but the stream has none; give it one with "
-                f"timestamp=…, or use {'first' if kind == 'earliest' else 'last'}, which goes by arrival"
+                f"timestamp=…, or use {'first' if kind is _EARLIEST else 'last'}, which goes by arrival"
             )
         value = read(row)
         return [time, copy_value(value)] if not acc or beats(time, acc[0]) else acc
@@ -139,4 +146,4 @@ def _by_time(kind: str, field: Field, beats: Callable[[Any, Any], bool]) -> Aggr
     def merge(a: list[Any], b: list[Any]) -> list[Any]:
         return b if not a or (b and beats(b[0], a[0])) else a
 
-    return Aggregation(kind, label, list, update, RESULTS[kind], merge, field=field)
+    return Aggregation(kind.name, label, list, update, kind.result, merge, field=field)

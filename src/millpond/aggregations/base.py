@@ -13,9 +13,6 @@ from millpond.rows.fields import MissingField, field_names, field_reader
 Field = str | Callable[[Any], Any] | None
 """The name of a field, a function of the row, or the row itself."""
 
-Results = dict[str, Callable[[Any], Any]]
-"""What an accumulator comes to, by the kind of the aggregation."""
-
 
 class NoSuchField(MissingField, InvalidUse):
     """A row lacks the field of an aggregation: a bad row where an app runs, and invalid use anywhere else."""

@@ -6,11 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from millpond.aggregations.base import Aggregation
+from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.codec import NotEncodable, copy_value
 from millpond.errors import InvalidUse
 
 CUSTOM = "custom"
 """The kind of the users' own aggregations."""
+
+register_kind(
+    AccumulatorKind(
+        name=CUSTOM,
+        result=copy_value,
+        # Without the program nobody can add rows, or merge but by showing both.
+        example=lambda: aggregation(initial=list, update=_add_nothing, merge=lambda a, b: [a, b]),
+    )
+)
 
 
 def aggregation(
@@ -49,6 +59,10 @@ def aggregation(
         can_merge=merge is not None,
         retract=None if retract is None else (lambda acc, row, time: retract(acc, row)),
     )
+
+
+def _add_nothing(acc: Any, row: Any) -> Any:
+    raise AssertionError("a view of the state adds no rows")
 
 
 def _cannot_merge(a: Any, b: Any) -> Any:

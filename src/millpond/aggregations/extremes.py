@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millpond.aggregations.base import Aggregation, Field, Results, incomparable, labelled, only, reader, show
+from millpond.aggregations.base import Aggregation, Field, incomparable, labelled, only, reader, show
+from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
 
-RESULTS: Results = {
-    "min": only,
-    "max": only,
-    "top": lambda acc: [copy_value(value) for _, value in acc],
-}
+_MIN = register_kind(AccumulatorKind(name="min", result=only, example=lambda: min(), is_pure=True, is_vectorised=True))
+_MAX = register_kind(AccumulatorKind(name="max", result=only, example=lambda: max(), is_pure=True, is_vectorised=True))
+_TOP = register_kind(
+    AccumulatorKind(
+        name="top", result=lambda acc: [copy_value(value) for _, value in acc], example=lambda: top(1 << 30)
+    )
+)
 
 
 def min(field: Field = None) -> Aggregation:
@@ -23,7 +26,7 @@ def min(field: Field = None) -> Aggregation:
     >>> mp.min("price")
     mp.min('price')
     """
-    return _extreme("min", field, lambda new, old: new < old)
+    return _extreme(_MIN, field, lambda new, old: new < old)
 
 
 def max(field: Field = None) -> Aggregation:
@@ -33,7 +36,7 @@ def max(field: Field = None) -> Aggregation:
     >>> mp.max("price")
     mp.max('price')
     """
-    return _extreme("max", field, lambda new, old: new > old)
+    return _extreme(_MAX, field, lambda new, old: new > old)
 
 
 def top(k: int, field: Field = None, *, by: Field = None) -> Aggregation:
@@ -71,11 +74,11 @@ def top(k: int, field: Field = None, *, by: Field = None) -> Aggregation:
     def merge(a: list[Any], b: list[Any]) -> list[Any]:
         return sorted(a + b, key=lambda pair: pair[0], reverse=True)[:k]
 
-    return Aggregation("top", label, list, update, RESULTS["top"], merge, field=field)
+    return Aggregation("top", label, list, update, _TOP.result, merge, field=field)
 
 
-def _extreme(kind: str, field: Field, beats: Callable[[Any, Any], bool]) -> Aggregation:
-    label = labelled(kind, field)
+def _extreme(kind: AccumulatorKind, field: Field, beats: Callable[[Any, Any], bool]) -> Aggregation:
+    label = labelled(kind.name, field)
     read = reader(label, field)
 
     def better(acc: list[Any], value: Any) -> list[Any]:
@@ -88,4 +91,6 @@ def _extreme(kind: str, field: Field, beats: Callable[[Any, Any], bool]) -> Aggr
         value = read(row)
         return acc if value is None or value != value else better(acc, value)
 
-    return Aggregation(kind, label, list, update, RESULTS[kind], lambda a, b: better(a, b[0]) if b else a, field=field)
+    return Aggregation(
+        kind.name, label, list, update, kind.result, lambda a, b: better(a, b[0]) if b else a, field=field
+    )

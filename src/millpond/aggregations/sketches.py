@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from millpond.aggregations.base import Aggregation, Field, Results, labelled, reader, repr_with_type, show
+from millpond.aggregations.base import Aggregation, Field, labelled, reader, repr_with_type, show
+from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.codec import Codec, NotEncodable, encode_key
 from millpond.errors import InvalidUse
 
@@ -191,4 +192,5 @@ def _library(label: str) -> Any:
     return datasketches
 
 
-RESULTS: Results = {"quantile": _quantile, "approx_distinct": _distinct}
+register_kind(AccumulatorKind(name="quantile", result=_quantile, example=lambda: quantile(0.5)))
+register_kind(AccumulatorKind(name="approx_distinct", result=_distinct, example=lambda: approx_distinct()))

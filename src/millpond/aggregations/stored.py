@@ -4,31 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.aggregations import arrivals, extremes, sketches, totals
-from millpond.aggregations.base import Results
-from millpond.aggregations.custom import CUSTOM
-from millpond.codec import copy_value
+from millpond.aggregations.base import Aggregation
+from millpond.aggregations.kinds import KINDS, AccumulatorKind
 from millpond.errors import InvalidUse
-
-RESULTS: Results = totals.RESULTS | extremes.RESULTS | arrivals.RESULTS | sketches.RESULTS
 
 
 def result_of(kind: str, acc: Any) -> Any:
-    """The result of a stored accumulator, without the program that made it.
-
-    An accumulator of a user's own aggregation is given as it is.
+    """Return the result of a stored accumulator; one of a user's own aggregation is returned as it is.
 
     >>> from millpond.aggregations import result_of
     >>> result_of("mean", [4, 10])
     2.5
     """
-    if kind == CUSTOM:
-        return copy_value(acc)
+    return _kind("result_of", kind).result(acc)
+
+
+def aggregation_of(kind: str) -> Aggregation:
+    """Return an aggregation that reads and merges stored accumulators of a kind.
+
+    >>> from millpond.aggregations import aggregation_of
+    >>> aggregation_of("sum").merge(3, 4)
+    7
+    """
+    return _kind("aggregation_of", kind).example()
+
+
+def _kind(where: str, name: str) -> AccumulatorKind:
     try:
-        result = RESULTS[kind]
+        return KINDS[name]
     except KeyError:
         raise InvalidUse(
-            f"result_of: expected a kind of aggregation, one of {', '.join(RESULTS)}, got {kind!r}; "
+            f"{where}: expected a kind of aggregation, one of {', '.join(sorted(KINDS))}, got {name!r}; "
             "the state was written by a newer version: upgrade"
         ) from None
-    return result(acc)

@@ -6,14 +6,31 @@ from datetime import timedelta
 from decimal import Context, Decimal
 from typing import Any
 
-from millpond.aggregations.base import Aggregation, Field, Results, labelled, reader, repr_with_type
+from millpond.aggregations.base import Aggregation, Field, labelled, reader, repr_with_type
+from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.errors import InvalidUse
 
-RESULTS: Results = {
-    "count": lambda acc: acc,
-    "sum": lambda acc: 0 if acc is None else acc,
-    "mean": lambda acc: acc[1] / acc[0] if acc[0] else None,
-}
+_COUNT = register_kind(
+    AccumulatorKind(name="count", result=lambda acc: acc, example=lambda: count(), is_pure=True, is_vectorised=True)
+)
+_SUM = register_kind(
+    AccumulatorKind(
+        name="sum",
+        result=lambda acc: 0 if acc is None else acc,
+        example=lambda: sum(),
+        is_pure=True,
+        is_vectorised=True,
+    )
+)
+_MEAN = register_kind(
+    AccumulatorKind(
+        name="mean",
+        result=lambda acc: acc[1] / acc[0] if acc[0] else None,
+        example=lambda: mean(),
+        is_pure=True,
+        is_vectorised=True,
+    )
+)
 
 # Decimals are added without rounding up to this many digits, whatever context the caller has set.
 _EXACT = Context(prec=1000)
@@ -37,7 +54,7 @@ def count(field: Field = None) -> Aggregation:
         return acc - 1 if field is None or read(row) is not None else acc
 
     return Aggregation(
-        "count", label, lambda: 0, update, RESULTS["count"], lambda a, b: a + b, field=field, retract=retract
+        "count", label, lambda: 0, update, _COUNT.result, lambda a, b: a + b, field=field, retract=retract
     )
 
 
@@ -62,7 +79,7 @@ def sum(field: Field = None) -> Aggregation:
         value = read(row)
         return acc if value is None else _add(label, acc, _negative(value))
 
-    return Aggregation("sum", label, lambda: None, update, RESULTS["sum"], merge, field=field, retract=retract)
+    return Aggregation("sum", label, lambda: None, update, _SUM.result, merge, field=field, retract=retract)
 
 
 def mean(field: Field = None) -> Aggregation:
@@ -89,7 +106,7 @@ def mean(field: Field = None) -> Aggregation:
         total = _add(label, acc[1], _negative(value))
         return [acc[0] - 1, total] if acc[0] != 1 else [0, None]
 
-    return Aggregation("mean", label, lambda: [0, None], update, RESULTS["mean"], merge, field=field, retract=retract)
+    return Aggregation("mean", label, lambda: [0, None], update, _MEAN.result, merge, field=field, retract=retract)
 
 
 def _negative(value: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from millpond.aggregations import Aggregation, distinct
+from millpond.aggregations.kinds import traits_of
 from millpond.codec import Codec
 from millpond.replica import View
 from millpond.steps.state.single import Packed, is_surely_encodable
@@ -23,9 +24,6 @@ from millpond.steps.state.single import Packed, is_surely_encodable
 Stamp = tuple[int, int]  # a row's place in the order of arrival: the batch's arrival number, the row's number in it
 Undo = list[Any]  # saved windows and functions that put back what a row has changed, in order
 
-# Their `update` and `merge` change nothing that they are given; all others but the collecting ones may.
-PURE = frozenset({"count", "sum", "mean", "min", "max", "first", "last", "earliest", "latest"})
-COLLECTING = frozenset({"collect", "distinct"})
 _MISSING: Any = object()
 
 _values = distinct()
@@ -137,9 +135,9 @@ class Accumulators:
         self._step, self._view, self._codec, self._arrival = step, view, codec, arrival
         self._merging = merging  # whether windows merge; then each stores the arrival of its rows
         self.aggregations = aggregations
-        self._plan = [(name, a, a.kind, a.update) for name, a in aggregations.items()]
-        self.collects = any(a.kind in COLLECTING for a in aggregations.values())
-        self.needs_time = any(a.kind in ("earliest", "latest") for a in aggregations.values())
+        self._plan = [(name, a, traits_of(a), a.update) for name, a in aggregations.items()]
+        self.collects = any(traits_of(a).is_collecting for a in aggregations.values())
+        self.needs_time = any(traits_of(a).needs_time for a in aggregations.values())
         self._heads = {name: _encoded_head(codec, name, a.kind) for name, a in aggregations.items()}
         self.heads = list(self._heads.values())
         self._ids = 0
@@ -158,13 +156,13 @@ class Accumulators:
         if self.collects and not w.chunk_ids:
             self._ids += 1
             w.chunk_ids = (f"{self._arrival}.{self._ids}",)
-        for name, a, kind, update in self._plan:
-            if kind in PURE:
+        for name, a, traits, update in self._plan:
+            if traits.is_pure:
                 old = accs[name] if name in accs else a.initial()
                 new = accs[name] = update(old, row, time)
                 if new is not old and not _is_encodable(new):
                     self._codec.encode(new)  # a value that cannot be stored must fail here, with its row
-            elif kind in COLLECTING:
+            elif traits.is_collecting:
                 self._collect(w, name, a, row, time, stamp)
             else:
                 old = self._codec.decode(accs[name].data) if name in accs else a.initial()
@@ -193,18 +191,18 @@ class Accumulators:
         """Add all of another window to this one, as if they had been one window from the start."""
         assert into.arrived is not None and other.arrived is not None
         accs: dict[str, Any] = {}
-        for name, a, kind, _ in self._plan:
-            if kind in COLLECTING:
+        for name, a, traits, _ in self._plan:
+            if traits.is_collecting:
                 continue
             x, y = into.accs.get(name, _MISSING), other.accs.get(name, _MISSING)
             if x is _MISSING or y is _MISSING:
                 if x is not _MISSING or y is not _MISSING:
                     accs[name] = y if x is _MISSING else x
                 continue
-            which = 1 if kind == "last" else 0  # the other kinds go by the first row
+            which = 1 if traits.merges_by_last else 0
             if other.arrived[which] < into.arrived[which]:
                 x, y = y, x
-            if kind in PURE:
+            if traits.is_pure:
                 accs[name] = a.merge(x, y)
             else:
                 both = a.merge(self._codec.decode(x.data), self._codec.decode(y.data))
@@ -226,7 +224,7 @@ class Accumulators:
         """Copy what another window holds into a new one; both go on independently."""
         w.accs, w.arrived = other.accs, other.arrived
         for name, a in self.aggregations.items():
-            if a.kind not in COLLECTING:
+            if not traits_of(a).is_collecting:
                 continue
             if not w.chunk_ids:
                 self._ids += 1
@@ -244,9 +242,9 @@ class Accumulators:
     def results(self, w: OpenWindow) -> dict[str, Any]:
         """Return the aggregates by name; the caller may change them."""
         found = {}
-        for name, a, kind, _ in self._plan:
-            if kind in COLLECTING:
-                found[name] = self._collected_values(w, name, kind)
+        for name, a, traits, _ in self._plan:
+            if traits.is_collecting:
+                found[name] = self._collected_values(w, name, a.kind)
             elif name not in w.accs:
                 found[name] = a.result(a.initial())
             else:
@@ -303,7 +301,7 @@ class Accumulators:
         for name, (kind, acc) in held["kept"].items():
             a = self.aggregations.get(name)
             if a is not None and a.kind == kind:
-                w.accs[name] = acc if kind in PURE else Packed(self._codec.encode(acc))
+                w.accs[name] = acc if traits_of(a).is_pure else Packed(self._codec.encode(acc))
         came = held.get("came")
         w.arrived = None if came is None else (tuple(came[0]), tuple(came[1]))
         w.chunk_ids, w.pane, w.has_news = tuple(held.get("ids", ())), held.get("pane", 0), not held.get("shown", False)

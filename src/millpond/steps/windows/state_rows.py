@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from millpond import aggregations as known
-from millpond.aggregations import Aggregation
+from millpond.aggregations import Aggregation, aggregation_of
 from millpond.codec import Codec
 from millpond.steps.windows.cell_names import GLOBAL, extent_of, time_of
 from millpond.steps.windows.open_window import Accumulators, OpenWindow
@@ -35,7 +34,7 @@ def open_window_rows(
     `detail` is the step's entry in the ledger; `aggregations` are the program's, None if there is no program.
     """
     if aggregations is None:
-        aggregations = {name: _of_kind(kind) for name, kind in detail["aggregations"].items()}
+        aggregations = {name: aggregation_of(kind) for name, kind in detail["aggregations"].items()}
     view: Any = _KeyCells(cells)
     accumulators = Accumulators("", aggregations, view, codec, 0, merging=True)
     found: list[tuple[OpenWindow, Unit]] = []
@@ -71,19 +70,3 @@ def open_window_rows(
 def _end(part: OpenWindow) -> int:
     assert part.end is not None
     return part.end
-
-
-def _of_kind(kind: str) -> Aggregation:
-    """Return an aggregation that reads accumulators of a kind, for programs that are not there."""
-    if kind == known.CUSTOM:
-        return known.aggregation(initial=list, update=_never, merge=lambda a, b: [a, b])
-    if kind == "top":
-        return known.top(1 << 30)
-    if kind == "quantile":
-        return known.quantile(0.5)
-    made: Aggregation = getattr(known, kind)()
-    return made
-
-
-def _never(acc: Any, row: Any) -> Any:
-    raise AssertionError("a view adds no rows")

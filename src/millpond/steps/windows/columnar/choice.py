@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from millpond.aggregations import Aggregation
+from millpond.aggregations.kinds import traits_of
 from millpond.rows.rows import Rows
 from millpond.steps.windows.definitions import Hopping
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from millpond.steps.windows.window_step import WindowStep
 
 StoreKind = Literal["rows", "columns"]
-
-VECTORISED_KINDS = frozenset({"count", "sum", "mean", "min", "max"})
 
 
 def choose_store(fields: tuple[str, ...] | None, rows: Rows | None) -> StoreKind:
@@ -48,7 +47,7 @@ def fields_as_columns(step: WindowStep) -> tuple[str, ...] | None:
 
 def is_vectorised(a: Aggregation) -> bool:
     """Whether an aggregation can be updated by columns: it reads a field by name, or counts rows."""
-    return a.kind in VECTORISED_KINDS and (type(a.field) is str or (a.field is None and a.kind == "count"))
+    return traits_of(a).is_vectorised and (type(a.field) is str or (a.field is None and a.kind == "count"))
 
 
 def _is_number(schema: pa.Schema, name: str) -> bool:

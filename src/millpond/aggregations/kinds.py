@@ -1,0 +1,41 @@
+"""The kinds of accumulators: what is known of stored ones without the program that wrote them.
+
+Each aggregation registers its kind where it is defined; nothing else lists the kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millpond.aggregations.base import Aggregation
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccumulatorKind:
+    """What all accumulators of one kind have in common."""
+
+    name: str  # stored with every accumulator: never change one
+    result: Callable[[Any], Any]
+    example: Callable[[], Aggregation]  # returns an aggregation that reads and merges accumulators of this kind
+    is_pure: bool = False  # `update` and `merge` leave their arguments unchanged
+    is_collecting: bool = False  # the accumulator holds values that rows add one by one
+    is_vectorised: bool = False  # columnar windows can update it
+    needs_time: bool = False  # `update` needs the event time of the row
+    merges_by_last: bool = False  # of two accumulators, the one with the earlier last row comes first
+
+
+KINDS: dict[str, AccumulatorKind] = {}
+
+
+def register_kind(kind: AccumulatorKind) -> AccumulatorKind:
+    """Add a kind, and return it."""
+    KINDS[kind.name] = kind
+    return kind
+
+
+def traits_of(a: Aggregation) -> AccumulatorKind:
+    """Return the kind of an aggregation's accumulators. A kind that is not registered counts as a custom one."""
+    return KINDS.get(a.kind) or KINDS["custom"]
