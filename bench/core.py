@@ -34,7 +34,7 @@ from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings
 from millpond.driver.settings import DriverSettings
 from millpond.runtimes.local import LocalRuntime
-from millpond.runtimes.spark.session import LOCAL
+from millpond.runtimes.spark.session import LOCAL_SETTINGS
 from millpond.sources.base import Limit
 from millpond.storage import open_storage
 
@@ -120,7 +120,7 @@ def python_alone(folder: str, rows: int, place: Path) -> list[float]:
 def a_session() -> SparkSession:
     """The session that Millpond makes where it is given none, but for two cores and the memory of the peers."""
     builder: Any = SparkSession.builder
-    for name, value in {**LOCAL, "spark.master": "local[2,4]", "spark.driver.memory": "4g"}.items():
+    for name, value in {**LOCAL_SETTINGS, "spark.master": "local[2,4]", "spark.driver.memory": "4g"}.items():
         builder = builder.config(name, value)
     made: SparkSession = builder.getOrCreate()
     return made

@@ -350,10 +350,10 @@ class App(AdminVerbs):
         self._running = True
         try:
             # A new session takes SIGINT for itself, to cancel its jobs: ours must come after it.
-            with SparkRuntime.opened(program, self._shared_storage().url, spark) as runtime, _signals(self._stop):
+            with SparkRuntime.open(program, self._shared_storage().url, spark) as runtime, _signals(self._stop):
 
                 def make() -> Driver:
-                    runtime.begin()
+                    runtime.stop_streams()
                     driver = Driver.start(
                         runtime.program,
                         runtime,
@@ -371,7 +371,7 @@ class App(AdminVerbs):
                         Controls(hook=hook, stop=self._stop, progress=progress),
                     )
                     try:
-                        runtime.resume(driver, caught_up=settings.until == "caught-up")
+                        runtime.start_streams(driver, caught_up=settings.until == "caught-up")
                     except BaseException:
                         driver.close()
                         raise
@@ -385,7 +385,7 @@ class App(AdminVerbs):
     def _runtime(self, program: g.Program, spark: Any) -> Iterator[Runtime]:
         from millpond.runtimes.spark import SparkRuntime
 
-        with SparkRuntime.opened(program, self._shared_storage().url, spark) as runtime:
+        with SparkRuntime.open(program, self._shared_storage().url, spark) as runtime:
             yield runtime
 
     def start(self, **how: Any) -> None:

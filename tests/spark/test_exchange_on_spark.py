@@ -9,28 +9,28 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from millpond.runtimes.spark.exchange import DRIVER, Exchange, paired
-from millpond.runtimes.spark.reading import FAILED
-from millpond.runtimes.spark.session import session
+from millpond.runtimes.spark.exchange import DRIVER_PARTITION, Exchange, encode_blob
+from millpond.runtimes.spark.reading import SPARK_ERRORS
+from millpond.runtimes.spark.session import open_session
 
 
 def read(spark: SparkSession, broken: bool = False) -> Any:
     """What two reading tasks make for three partitions and the driver."""
-    context = session(spark).sparkContext
+    context = open_session(spark).sparkContext
 
     def blobs(task: int, nothing: Iterable[int]) -> Iterator[tuple[int, Any]]:
         if broken:
             raise ValueError("no such file")
         for partition in range(3):
             yield partition, (task, partition, b"x" * 1000)
-        yield DRIVER, f"task {task} is done"
+        yield DRIVER_PARTITION, f"task {task} is done"
 
     return context.parallelize(range(2), 2).mapPartitionsWithIndex(blobs)
 
 
 def test_blobs_reach_their_partitions_and_what_is_said_the_driver(spark: SparkSession) -> None:
     exchange = Exchange(spark.sparkContext)
-    moved = exchange.moved(read(spark), 3)
+    moved = exchange.shuffle(read(spark), 3)
     assert sorted(str(header) for header in exchange.headers(moved, 2)) == ["task 0 is done", "task 1 is done"]
     found = [sorted(item for _, item in part) for part in moved.glom().collect()]
     assert found[1:] == [[(task, partition, b"x" * 1000) for task in range(2)] for partition in range(3)]
@@ -38,8 +38,8 @@ def test_blobs_reach_their_partitions_and_what_is_said_the_driver(spark: SparkSe
 
 def test_the_driver_hears_why_reading_failed(spark: SparkSession) -> None:
     exchange = Exchange(spark.sparkContext)
-    with pytest.raises(FAILED, match="no such file"):
-        exchange.headers(exchange.moved(read(spark, broken=True), 3), 2)
+    with pytest.raises(SPARK_ERRORS, match="no such file"):
+        exchange.headers(exchange.shuffle(read(spark, broken=True), 3), 2)
 
 
 def serializer_of(moved: Any) -> str:
@@ -50,26 +50,26 @@ def serializer_of(moved: Any) -> str:
 
 def test_no_task_makes_a_kryo_of_its_own(spark: SparkSession) -> None:
     assert serializer_of(read(spark).partitionBy(4)) == "KryoSerializer"  # or else there is nothing to spare
-    assert serializer_of(Exchange(spark.sparkContext).moved(read(spark), 3)) == "JavaSerializer"
+    assert serializer_of(Exchange(spark.sparkContext).shuffle(read(spark), 3)) == "JavaSerializer"
 
 
 def test_a_spark_that_cannot_spare_it_moves_blobs_all_the_same(spark: SparkSession) -> None:
     exchange = Exchange(spark.sparkContext)
-    exchange._serializer = object()  # nothing that Spark could use
-    moved = exchange.moved(read(spark), 3)
+    exchange._jvm._serializer = object()  # nothing that Spark could use
+    moved = exchange.shuffle(read(spark), 3)
     assert serializer_of(moved) == "KryoSerializer"
     assert [len(part) for part in moved.glom().collect()] == [2, 2, 2, 2]
 
 
 def framed(spark: SparkSession) -> Any:
     """The same blobs, as the rows of a DataFrame."""
-    session(spark)
+    open_session(spark)
 
     def blobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 for partition in range(3):
-                    item = paired(partition, (task, partition, b"x" * 1000))
+                    item = encode_blob(partition, (task, partition, b"x" * 1000))
                     yield pa.record_batch({"item": pa.array(item, pa.binary())})
 
     return spark.range(0, 2, 1, 2).mapInArrow(blobs, "item binary")
@@ -81,8 +81,9 @@ def test_blobs_of_a_dataframe_reach_their_partitions(
 ) -> None:
     exchange = Exchange(spark.sparkContext)
     if not direct:
-        monkeypatch.setattr(exchange, "_straight", lambda blobs, slots: None)  # as with a Spark that is made otherwise
-    moved, tasks = exchange.moved_frame(framed(spark), 3)
+        # as with a Spark that does not have these calls
+        monkeypatch.setattr(exchange._jvm, "shuffle_directly", lambda blobs, slots, partitioner: None)
+    moved, tasks = exchange.shuffle_frame(framed(spark), 3)
     assert tasks == 2
     found = [sorted(item for _, item in part) for part in moved.glom().collect()]
     assert found == [[], *([(task, partition, b"x" * 1000) for task in range(2)] for partition in range(3))]

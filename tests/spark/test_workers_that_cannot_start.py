@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.runtimes.spark.causes import cause, worker_trouble
+from millpond.runtimes.spark.causes import find_cause, find_worker_failure
 
 PROGRAM = """
 import millpond as mp
@@ -75,20 +75,20 @@ PLAIN = "Job aborted: java.lang.OutOfMemoryError: Java heap space\n\tat org.apac
 
 
 def test_the_last_words_of_a_worker_are_found() -> None:
-    assert worker_trouble(WORKER).endswith("    import shop\n  ImportError: cannot import name 'copy'")
+    assert find_worker_failure(WORKER).endswith("    import shop\n  ImportError: cannot import name 'copy'")
     missing = TASK.format(error="ModuleNotFoundError: No module named 'shop'")
-    assert worker_trouble(missing) == "ModuleNotFoundError: No module named 'shop'"
+    assert find_worker_failure(missing) == "ModuleNotFoundError: No module named 'shop'"
     other = TASK.format(error="RuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9")
-    assert worker_trouble(other) == "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9"
+    assert find_worker_failure(other) == "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9"
 
 
 @pytest.mark.parametrize("text", [TASK.format(error="ValueError: no"), PLAIN, "", "Incomplete: replica at record 3"])
 def test_other_failures_are_tried_again(text: str) -> None:
-    assert worker_trouble(text) == ""
+    assert find_worker_failure(text) == ""
 
 
 def test_the_cause_of_a_failed_job_is_no_stack_frame() -> None:
-    assert cause(TASK.format(error="ValueError: no")) == "ValueError: no"
-    assert cause(TASK.format(error="millpond.messages.Incomplete: replica at record 3")).endswith("at record 3")
-    assert cause(PLAIN) == "Job aborted: java.lang.OutOfMemoryError: Java heap space"
-    assert cause("") == ""
+    assert find_cause(TASK.format(error="ValueError: no")) == "ValueError: no"
+    assert find_cause(TASK.format(error="millpond.messages.Incomplete: replica at record 3")).endswith("at record 3")
+    assert find_cause(PLAIN) == "Job aborted: java.lang.OutOfMemoryError: Java heap space"
+    assert find_cause("") == ""

@@ -89,7 +89,7 @@ class Runtime(Protocol):
         """Give parcels to a sink whose place is not in the driver; `JobLost` if they may not all be there."""
         ...
 
-    def each(self, task: Callable[[Storage, W], T], works: list[W]) -> list[T]:
+    def each(self, task: Callable[[Storage, W], T], jobs: list[W]) -> list[T]:
         """What a function makes of each of some works, and of the storage; `JobLost` if that could not be done."""
         ...
 

@@ -1,4 +1,4 @@
-"""The runtime of tests: the same tasks, one after the other, in this process."""
+"""The local runtime, for tests: the same tasks, one after the other, in this process."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class LocalReading:
 class LocalRuntime:
     """Runs every task where it is called. `between` is called after each keyed task, for tests to step in.
 
-    With `ahead`, rows are read a batch before their turn, as they are on Spark. `shipped` is the program that the tasks
-    run, as it arrives in a worker; without it they run the driver's own.
+    With `ahead`, the rows of a batch are read while the one before is computed, as on Spark. `shipped` is the program
+    that the tasks run, as it is loaded in a worker; without it they run the driver's own.
     """
 
     slots = 1
@@ -115,8 +115,8 @@ class LocalRuntime:
         for parcel in parcels:
             hand_over(self._storage, codec, program.sinks[parcel.sink], parcel)
 
-    def each(self, task: Callable[[Storage, W], T], works: list[W]) -> list[T]:
-        return [task(self._storage, work) for work in works]
+    def each(self, task: Callable[[Storage, W], T], jobs: list[W]) -> list[T]:
+        return [task(self._storage, job) for job in jobs]
 
     def offers(self, wait: float) -> list[Offer]:
         return []

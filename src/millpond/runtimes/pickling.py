@@ -1,9 +1,9 @@
-"""How a program reaches the tasks: one serialisation, for Spark and for tests.
+"""Serialise a program for its tasks, in the same way for Spark and for tests.
 
-Functions and classes of the program file travel by value, however the program was started; those of other modules by
-name, and the module is imported where they arrive. The program file is never run in a worker. cloudpickle does most of
-it; this module adds what it gets wrong for classes (fields of Structs, required fields and default factories of
-dataclasses, annotations that name other classes of the file) and says in words what cannot travel.
+Functions and classes of the program file are pickled by value, however the program was started; those of other modules
+by name, and the module is imported where they are loaded. The program file is never run in a worker. cloudpickle does
+most of it; this module corrects what it gets wrong for classes: fields of Structs, required fields and default
+factories of dataclasses, annotations that name other classes of the file.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ import msgspec
 from pyspark import cloudpickle as _cloudpickle
 
 from millpond.codec import user_types
-from millpond.codec.refusal import type_name
 from millpond.codec.tagging import name_program_module
-from millpond.errors import InvalidUse, short_repr
 from millpond.pipeline import graph as g
+from millpond.runtimes.unpicklable import explain_unpicklable
 from millpond.sinks.base import Delivery
 from millpond.sources.base import Source
 from millpond.steps.operator import Operator
@@ -40,8 +39,8 @@ cloudpickle: Any = _cloudpickle  # it has no types
 
 
 @dataclass
-class Elsewhere:
-    """Stands in for a sink that no worker calls."""
+class SinkElsewhere:
+    """Takes the place of a sink that no worker calls."""
 
     where: Literal["driver", "workers", "session", "nowhere"]
 
@@ -50,79 +49,79 @@ class Elsewhere:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedProgram:
     """A program as bytes. `types` are the classes that it stores values of, as this process knows them."""
 
     data: bytes
     types: tuple[type, ...]
 
 
-def pack_program(program: g.Program) -> Packed:
+def pack_program(program: g.Program) -> PackedProgram:
     """Serialise what the tasks run. `InvalidUse` names the function, source or sink that cannot be sent.
 
-    The bytes are loaded once here, so that what a worker could not load is found before there is one.
+    The bytes are loaded once on the driver, so that what a worker could not load is found before one is started.
     """
     stripped = replace(program, nodes=tuple(replace(node, op=_without_driver_parts(node.op)) for node in program.nodes))
     try:
-        data, types = _dumps(stripped)
+        data, types = _pickle_with_types(stripped)
         unpack_program(data)
     except Exception as error:
-        raise _explained(stripped, error) from error
-    return Packed(data, tuple(dict.fromkeys([*program.types, *types])))
+        raise explain_unpicklable(stripped, error, _pickling_error) from error
+    return PackedProgram(data, tuple(dict.fromkeys([*program.types, *types])))
 
 
 def unpack_program(data: bytes) -> g.Program:
-    """The program, where its tasks run. Its classes are copies, also in the process that packed them."""
+    """Load a program where its tasks run. Its classes are copies, also in the process that packed them."""
     program: g.Program
-    program, types = _loads(data)
+    program, types = _unpickle_with_types(data)
     return replace(program, types=tuple(dict.fromkeys([*program.types, *types])))
 
 
-def dumps(value: Any) -> bytes:
+def pickle_value(value: Any) -> bytes:
     """Serialise a value that holds functions or classes of the program, such as a migration."""
-    return _dumps(value)[0]
+    return _pickle_with_types(value)[0]
 
 
-def loads(data: bytes) -> Any:
-    """The value that `dumps` was given."""
-    return _loads(data)[0]
+def unpickle_value(data: bytes) -> Any:
+    """Load what `pickle_value` has serialised."""
+    return _unpickle_with_types(data)[0]
 
 
 def _without_driver_parts(op: Operator) -> Operator:
     if isinstance(op, g.Read) and not isinstance(op.source, Source):
         return replace(op, source=None)  # a streaming DataFrame
     if isinstance(op, g.Deliver) and op.sink.where != "workers":
-        return replace(op, sink=Elsewhere(op.sink.where))
+        return replace(op, sink=SinkElsewhere(op.sink.where))
     return op
 
 
 # --- to bytes and back ---
 
 
-def _dumps(value: Any) -> tuple[bytes, tuple[type, ...]]:
+def _pickle_with_types(value: Any) -> tuple[bytes, tuple[type, ...]]:
     file = io.BytesIO()
     pickler = _Pickler(file)
     modules = user_types.program_modules()
-    with _by_value(modules):
-        pickler.dump((value, modules, _Met(pickler)))
+    with _register_by_value(modules):
+        pickler.dump((value, modules, _TypesByValue(pickler)))
     return file.getvalue(), tuple(pickler.met)
 
 
-def _loads(data: bytes) -> tuple[Any, tuple[type, ...]]:
+def _unpickle_with_types(data: bytes) -> tuple[Any, tuple[type, ...]]:
     value, modules, types = _Unpickler(io.BytesIO(data)).load()
     for name, path in modules.items():
         name_program_module(name, path)
     return value, types
 
 
-_REGISTRY = threading.Lock()
+_REGISTRY_LOCK = threading.Lock()
 
 
 @contextlib.contextmanager
-def _by_value(modules: Mapping[str, str | None]) -> Iterator[None]:
-    """cloudpickle's registry belongs to the process, so it is changed only while something is written."""
+def _register_by_value(modules: Mapping[str, str | None]) -> Iterator[None]:
+    """Let cloudpickle write these modules by value. Its registry is global, so it is changed only while we pickle."""
     found = [sys.modules[name] for name in modules if name != "__main__" and name in sys.modules]
-    with _REGISTRY:
+    with _REGISTRY_LOCK:
         before = cloudpickle.list_registry_pickle_by_value()
         own = [module for module in found if module.__name__ not in before]
         for module in own:
@@ -134,8 +133,8 @@ def _by_value(modules: Mapping[str, str | None]) -> Iterator[None]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-class _Met:
-    """The classes that were written by value; reduced last, when all of them are known."""
+class _TypesByValue:
+    """The classes that were pickled by value. It is pickled last, when all of them are known."""
 
     def __init__(self, pickler: _Pickler) -> None:
         self._pickler = pickler
@@ -156,7 +155,7 @@ _SINGLETONS = {
     for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")
     if name in vars(dataclasses)
 }
-_ALIAS = getattr(typing, "TypeAliasType", ())  # Python 3.12
+_TYPE_ALIAS = getattr(typing, "TypeAliasType", ())  # Python 3.12
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -172,13 +171,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, types.ModuleType) and sys.modules.get(obj.__name__) is obj:
             return importlib.import_module, (obj.__name__,)
         if isinstance(obj, io.TextIOWrapper):
-            return _stream(obj)
+            return _reduce_standard_stream(obj)
         if isinstance(obj, functools._lru_cache_wrapper) and _is_of_program(obj):
-            return _cached, (obj.__wrapped__, obj.cache_parameters())
+            return _make_cached, (obj.__wrapped__, obj.cache_parameters())
         if isinstance(obj, typing.NewType) and _is_of_program(obj):
             return typing.NewType, (obj.__name__, obj.__supertype__)
-        if _ALIAS and isinstance(obj, _ALIAS) and _is_of_program(obj):
-            return _ALIAS, (obj.__name__, obj.__value__)
+        if _TYPE_ALIAS and isinstance(obj, _TYPE_ALIAS) and _is_of_program(obj):
+            return _TYPE_ALIAS, (obj.__name__, obj.__value__)
         return super().reducer_override(obj)
 
     def _class(self, cls: Any) -> Any:
@@ -188,14 +187,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if user_types.is_storable(cls):
             self.met[cls] = None
         make, args, (attributes, _), *_ = reduced
-        *args, _tracker, extra = args  # without the tracker's id a class is made anew, also in its own process
+        *args, _tracker, extra = args  # without the tracker's id a new class is made, also in its own process
         attributes.pop("__msgspec_cache__", None)  # made again when msgspec needs it
         if "__annotations__" in attributes:
-            attributes["__annotations__"] = _resolved(cls, attributes["__annotations__"])
+            attributes["__annotations__"] = _resolve_annotations(cls, attributes["__annotations__"])
         if isinstance(cls, type(msgspec.Struct)):
             for name in ("__slots__", "__post_init__", "__weakref__"):
                 attributes.pop(name, None)
-            make, args = _make_struct, _struct_parts(cls, args[2])
+            make, args = _make_struct, _reduce_struct(cls, args[2])
         elif typing.is_typeddict(cls):
             own = {name: attributes.pop(name) for name in list(attributes) if name in _TYPED_DICT}
             make, args, attributes = _make_typed_dict, (cls.__name__, cls.__module__, cls.__qualname__), own
@@ -204,7 +203,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 members: dict[str, Any] = dict(cls.__members__)  # aliases too
                 args[3] = {name: member.value for name, member in members.items()}
                 attributes = {name: value for name, value in attributes.items() if name not in members}
-                attributes[_MEMBERS] = {name: _set_by_init(member) for name, member in members.items()}
+                attributes[_ENUM_MEMBERS] = {name: _instance_attributes(member) for name, member in members.items()}
             else:
                 args[3] = {**args[3], "__qualname__": cls.__qualname__}
                 if "__slots__" in attributes and user_types.is_storable(cls):
@@ -213,8 +212,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return make, tuple(args), (attributes, reduced[5]), None, None, _fill_class
 
 
-def _stream(obj: Any) -> Any:
-    """Standard output is that of whoever runs the function; cloudpickle would send the contents of other files."""
+def _reduce_standard_stream(obj: Any) -> Any:
+    """Pickle standard output and error by name: they are those of the process that runs the function.
+
+    Other open files are refused; cloudpickle would send their contents.
+    """
     for name in ("stdout", "stderr"):
         if obj is getattr(sys, name):
             return getattr, (sys, name)
@@ -225,40 +227,40 @@ def _is_of_program(obj: Any) -> bool:
     return user_types.is_program_module(obj.__module__)
 
 
-def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+def _make_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-_MEMBERS = "members of the enum"
+_ENUM_MEMBERS = "members of the enum"
 
 
-def _set_by_init(member: Any) -> dict[str, Any]:
-    """What the enum's own `__init__` or `__new__` set on a member: neither runs again."""
+def _instance_attributes(member: Any) -> dict[str, Any]:
+    """What the enum's own `__init__` or `__new__` has set on a member: neither is run again."""
     own = ("_value_", "_name_", "__objclass__", "_sort_order_")
     return {name: value for name, value in getattr(member, "__dict__", {}).items() if name not in own}
 
 
 def _fill_class(cls: Any, state: tuple[dict[str, Any], Callable[..., Any]]) -> None:
     attributes, fill = state
-    for name, values in attributes.pop(_MEMBERS, {}).items():
+    for name, values in attributes.pop(_ENUM_MEMBERS, {}).items():
         if values:
             vars(cls.__members__[name]).update(values)
     fill(cls, (attributes, {}))
 
 
-def _resolved(cls: type, annotations: Mapping[str, Any]) -> dict[str, Any]:
-    """Annotations without names of the program file, which no worker could look up there."""
+def _resolve_annotations(cls: type, annotations: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace names of the program file in annotations by what they mean: a worker cannot look them up."""
     found = dict(annotations)
     scope = vars(sys.modules.get(cls.__module__, types))
     for name, hint in annotations.items():
         holder = type("Holder", (), {"__annotations__": {name: hint}})
-        with contextlib.suppress(Exception):  # whatever resolving a forward reference of the user's may raise
+        with contextlib.suppress(Exception):  # to resolve a forward reference may raise anything
             found[name] = typing.get_type_hints(holder, scope, dict(vars(cls)), include_extras=True)[name]
     return found
 
 
-def _struct_parts(cls: Any, bases: tuple[type, ...]) -> tuple[Any, ...]:
-    """What makes the same Struct again. msgspec lays out fields when a class is made, and not later."""
+def _reduce_struct(cls: Any, bases: tuple[type, ...]) -> tuple[Any, ...]:
+    """Return the arguments of `_make_struct` for a Struct. msgspec lays out fields when a class is made, not later."""
     own = [name for name in inspect.get_annotations(cls) if name in cls.__struct_fields__]
     names, defaults = cls.__struct_fields__, cls.__struct_defaults__
     default = dict(zip(reversed(names), reversed(defaults), strict=False))
@@ -309,92 +311,10 @@ def _make_typed_dict(name: str, module: str, qualname: str) -> Any:
     return made
 
 
-# --- what cannot travel, in words ---
-
-
-def _explained(program: g.Program, error: Exception) -> InvalidUse:
-    """The error with the place of what cannot be sent: which part of the program, which function, which variable."""
-    where, path, culprit = "", [""], None
-    for node in program.nodes:
-        if _fails(node.op):
-            where = node.op.label
-            path, culprit, error = _followed(node.op, [], _fails(node.op) or error, set())
-            break
-    what = f"{where}: {_spelled(path)}" if where else "a function, source or sink"
-    kind = "" if culprit is None else f", a {type_name(type(culprit))} ({short_repr(culprit)}),"
-    return InvalidUse(
-        f"app {program.app!r}, {what}{kind} cannot be sent to the workers: {type(error).__name__}: {error}. "
-        "What functions, sources and sinks refer to is copied to other processes. Open files, locks, connections and "
-        "the SparkSession cannot be: make them inside the function, when it is first called."
-    )
-
-
-def _fails(value: Any) -> Exception | None:
+def _pickling_error(value: Any) -> Exception | None:
+    """Return the error with which a value cannot be sent and loaded again; None if it can."""
     try:
-        loads(dumps(value))
+        unpickle_value(pickle_value(value))
     except Exception as error:
         return error
     return None
-
-
-def _followed(value: Any, path: list[str], error: Exception, seen: set[int]) -> tuple[list[str], Any, Exception]:
-    """The innermost part of a value that cannot be sent, and the names on the way to it."""
-    seen.add(id(value))
-    for label, part in _parts(value):
-        if id(part) not in seen and (found := _fails(part)) is not None:
-            return _followed(part, [*path, label], found, seen)
-    return path, value, error
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, types.FunctionType):
-        yield from _variables(value)
-    elif isinstance(value, types.MethodType):
-        yield f"method {value.__func__.__qualname__}", value.__func__
-        yield "self", value.__self__
-    elif isinstance(value, functools.partial):
-        yield _called(value.func), value.func
-        yield from ((f"argument {i}", item) for i, item in enumerate(value.args))
-        yield from ((f"argument {name}", item) for name, item in value.keywords.items())
-    elif isinstance(value, Mapping):
-        yield from ((_called(item, f"[{key!r}]"), item) for key, item in value.items())
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from ((_called(item, f"[{i}]"), item) for i, item in enumerate(value))
-    elif isinstance(value, type):
-        yield from ((_called(item, f"attribute {name}"), item) for name, item in vars(value).items())
-    else:
-        held = dict(getattr(value, "__dict__", {}))
-        ours = type(value).__module__.startswith("millpond.")
-        yield from ((_called(item, "" if ours else f"attribute {name}"), item) for name, item in held.items())
-        if _is_of_program(type(value)):
-            yield f"class {type(value).__qualname__}", type(value)
-
-
-def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        with contextlib.suppress(ValueError):  # a variable that has no value yet
-            yield f"variable {name}", cell.cell_contents
-    for name in _global_names(function.__code__):
-        if name in function.__globals__:
-            yield f"variable {name}", function.__globals__[name]
-    yield from (("a default value", item) for item in function.__defaults__ or ())
-    yield from ((f"default of {name}", item) for name, item in (function.__kwdefaults__ or {}).items())
-    yield from ((f"attribute {name}", item) for name, item in vars(function).items())
-
-
-def _global_names(code: types.CodeType) -> dict[str, None]:
-    found = dict.fromkeys(code.co_names)
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            found.update(_global_names(const))
-    return found
-
-
-def _called(value: Any, otherwise: str = "") -> str:
-    if isinstance(value, types.FunctionType | types.MethodType | functools._lru_cache_wrapper):
-        return f"function {value.__qualname__}"
-    return f"class {value.__qualname__}" if isinstance(value, type) else otherwise
-
-
-def _spelled(path: list[str]) -> str:
-    return ", ".join(dict.fromkeys(part for part in path if part)) or "a part of it"

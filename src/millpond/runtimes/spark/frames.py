@@ -1,9 +1,9 @@
 """Streaming DataFrames as sources: Spark reads and keeps the offsets, the ledger keeps Spark's checkpoint.
 
-`foreachBatch` offers its batch and waits; the commit protocol is the master, takes what is offered when
-it wants to, and lets it return when the batch is committed. When it is called, Spark has written what
-offers the same batch again and not yet that it is done: those small files go with the commit, and put
-back on an empty machine they make Spark offer that very batch.
+`foreachBatch` offers its batch and waits. The driver takes the offer with one of its own batches, and lets
+`foreachBatch` return when that batch is committed. At that time Spark has written the offsets of the batch and not yet
+that it is done. These small files are stored with the commit: restored on an empty machine, they make Spark offer the
+same batch again.
 """
 
 from __future__ import annotations
@@ -33,49 +33,51 @@ from millpond.log.record import Record, SparkBatch
 from millpond.messages import BatchContext
 from millpond.parcels import Parcel
 from millpond.pipeline.graph import Program, Read
-from millpond.runtimes.spark.exchange import paired
-from millpond.runtimes.spark.shipping import Shipped
+from millpond.runtimes.spark.exchange import encode_blob
+from millpond.runtimes.spark.shipping import ShippedProgram
 from millpond.sources.base import Chunk, Source
 from millpond.storage import Storage, open_storage
 from millpond.task.read_task import read_rows_task
 
-LOST = (Py4JError, PySparkException, OSError)  # what a call to a JVM that is gone ends in
+JVM_ERRORS = (Py4JError, PySparkException, OSError)  # what a call to a JVM that has ended raises
 
-# Only an interruption lets a stopped query end in peace, and this is how Spark knows one that comes from Python.
-STOPPED = (
+# A stopped query ends without an error only after an interruption; Spark recognises one from Python by this text.
+STOPPED_MESSAGE = (
     "the app was stopped, and this batch will be offered again: py4j.protocol.Py4JJavaError: An error occurred "
     "while calling take: java.lang.InterruptedException"
 )
 
-CHUNK_ROWS, CHUNK_BYTES = 100_000, 16 << 20  # of a DataFrame that are made into blobs at once, about
+CHUNK_ROWS, CHUNK_BYTES = 100_000, 16 << 20  # of a DataFrame, about, that become blobs at once
 
-PLACES = 1 << 16  # room for the partitions of one DataFrame among the places of a batch
+FIRST_FRAME_PLACE = 1 << 16  # above the places of the splits of a batch
 
 
 @dataclass(frozen=True)
 class FrameTask:
     """Makes blobs of a DataFrame's rows, one reading task per partition of it."""
 
-    shipped: Shipped
+    shipped: ShippedProgram
     context: BatchContext
     stream: str
     first: int  # the number of its first reading task
 
     def over(self, frame: DataFrame) -> DataFrame:
-        """The blobs, one after the other: a row says for which of Spark's partitions the next one is."""
+        """Return the blobs as rows: one with the number of Spark's partition, the next with the blob."""
         return frame.mapInArrow(self._blobs, "item binary")
 
     def _blobs(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
         index = self.first + (task.partitionId() if task is not None else 0)
-        chunks = (Chunk(table, None) for table in joined(batches))
-        items = read_rows_task(self.shipped.program(), self.context, index, self.stream, PLACES + index, chunks)
+        chunks = (Chunk(table, None) for table in combine_batches(batches))
+        items = read_rows_task(
+            self.shipped.program(), self.context, index, self.stream, FIRST_FRAME_PLACE + index, chunks
+        )
         for partition, item in items:
-            yield pa.record_batch({"item": pa.array(paired(partition, item), pa.binary())})
+            yield pa.record_batch({"item": pa.array(encode_blob(partition, item), pa.binary())})
 
 
-def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Spark's small batches, some together: what is done for each of their keys is done less often."""
+def combine_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Combine Spark's small batches into larger tables, so that work per table and key is done less often."""
     together: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -88,8 +90,8 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(together)
 
 
-class _Offered:
-    """One streaming query: what it offers, and when it may go on."""
+class _OfferingQuery:
+    """One streaming query, and the batch that it offers."""
 
     def __init__(self, stream: str, checkpoint: Path, ends: bool, once: bool = False) -> None:
         self.stream, self.checkpoint, self.ends, self.once = stream, checkpoint, ends, once
@@ -106,10 +108,10 @@ class _Offered:
         self.there.set()
         while not self.done.wait(0.1):
             if self.stopping:
-                raise RuntimeError(STOPPED)
+                raise RuntimeError(STOPPED_MESSAGE)
 
     def stop(self) -> None:
-        """End the query, with its offer open or not: the batch must not count as done, nor as an error."""
+        """End the query, whether its offer is open or not: the batch counts neither as done nor as an error."""
         # Spark ends the query at once and then waits for us, who are waiting in `take`.
         ending = threading.Thread(target=self._stop_query, daemon=True)
         ending.start()
@@ -119,46 +121,46 @@ class _Offered:
         ending.join()
 
     def _stop_query(self) -> None:
-        with contextlib.suppress(*LOST):
+        with contextlib.suppress(*JVM_ERRORS):
             self.query.stop()
 
     def _is_active(self) -> bool:
         try:
             return bool(self.query.isActive)
-        except LOST:
+        except JVM_ERRORS:
             return False
 
 
-class Frames:
+class StreamingFrames:
     """The streaming DataFrames of an app."""
 
     def __init__(self, program: Program, spark: SparkSession) -> None:
         ops = [node.op for node in program.nodes if isinstance(node.op, Read)]
         self._sources = {op.stream: op.source for op in ops if not isinstance(op.source, Source)}
         self._spark = spark
-        self._queries: list[_Offered] = []
+        self._queries: list[_OfferingQuery] = []
         self._folder: str | None = None
         self._made = 0  # checkpoints in the folder
 
     def start(self, storage: Storage, last: Record, caught_up: bool) -> None:
-        """Start the queries from where the ledger says that they are."""
+        """Start the queries from the checkpoints that the ledger holds."""
         if not self._sources:
             return
         for stream in self._sources:
             held = last.spark.get(stream)
             checkpoint = self._checkpoint(storage, held.files if held is not None else {})
-            self._start(_Offered(stream, checkpoint, caught_up))
+            self._start(_OfferingQuery(stream, checkpoint, caught_up))
 
     def offer_again(self, storage: Storage, stream: str, held: SparkBatch, whole: bool) -> Offer:
-        """The batch that a record holds, offered by a query that ends when it is accepted.
+        """Offer the batch of a record again, by a query that ends when the offer is accepted.
 
-        With `whole` the batch begins where the input does: Spark is given the end of that batch as that of its first.
+        With `whole` the batch begins where the input begins: its end becomes the end of Spark's first batch.
         """
         files = held.files
         if whole:
             files = {name: file for name, file in files.items() if not name.startswith(("offsets/", "commits/"))}
             files["offsets/0"] = held.files[f"offsets/{held.batch}"]
-        offered = _Offered(stream, self._checkpoint(storage, files), ends=False, once=True)
+        offered = _OfferingQuery(stream, self._checkpoint(storage, files), ends=False, once=True)
         self._start(offered)
         while not offered.there.wait(0.2):
             self._check(offered)
@@ -174,7 +176,7 @@ class Frames:
         return offer
 
     def _checkpoint(self, storage: Storage, files: Mapping[str, Pointer]) -> Path:
-        """A new checkpoint for Spark, with these files in it."""
+        """Make a new checkpoint for Spark, with these files in it."""
         if self._folder is None:
             self._folder = tempfile.mkdtemp(prefix="millpond-spark-")
         self._made += 1
@@ -186,7 +188,7 @@ class Frames:
             target.write_bytes(pointer.read_file(storage, file))
         return checkpoint
 
-    def _start(self, offered: _Offered) -> None:
+    def _start(self, offered: _OfferingQuery) -> None:
         frame = self._sources[offered.stream]
         writer = frame.writeStream.foreachBatch(offered.take).option("checkpointLocation", str(offered.checkpoint))
         writer = (
@@ -199,14 +201,14 @@ class Frames:
         self._queries.append(offered)
 
     def offers(self, wait: float) -> list[Offer]:
-        """What is offered now, or within a time."""
+        """Return what is offered now, or within `wait` seconds."""
         for query in self._queries:
             if wait and query.query.isActive:
                 query.there.wait(wait)
             self._check(query)
         return [q.offer for q in self._queries if q.there.is_set() and q.offer is not None]
 
-    def _check(self, query: _Offered) -> None:
+    def _check(self, query: _OfferingQuery) -> None:
         if not query.query.isActive and not query.there.is_set():
             error = query.query.exception()
             if error is not None and not query.stopping:
@@ -251,11 +253,11 @@ class Frames:
 
 
 def checkpoint_files(checkpoint: Path, batch: int) -> dict[str, Path]:
-    """The files of a checkpoint that make Spark offer this batch again, and no others."""
+    """Return the files of a checkpoint that make Spark offer this batch again."""
     names = ["metadata", f"offsets/{batch}", f"offsets/{batch - 1}", f"commits/{batch - 1}"]
     found = {name: checkpoint / name for name in names if (checkpoint / name).is_file()}
     for log in sorted(checkpoint.glob("sources/*")):
-        entries = [(_number(file), file) for file in log.iterdir() if _number(file) is not None]
+        entries = [(_entry_number(file), file) for file in log.iterdir() if _entry_number(file) is not None]
         compacted = [number for number, file in entries if file.suffix == ".compact"]
         floor = max(compacted, default=-1)  # type: ignore[type-var]
         for number, file in entries:
@@ -264,12 +266,12 @@ def checkpoint_files(checkpoint: Path, batch: int) -> dict[str, Path]:
     return found
 
 
-def _number(file: Path) -> int | None:
+def _entry_number(file: Path) -> int | None:
     return int(file.stem) if file.stem.isdigit() and not file.name.startswith(".") else None
 
 
-def plain_lines(state_url: str, shipped: Shipped) -> Callable[[Parcel], list[str]]:
-    """Reads a parcel's rows as JSON that every tool reads, in a task."""
+def json_lines_reader(state_url: str, shipped: ShippedProgram) -> Callable[[Parcel], list[str]]:
+    """Return a function that reads the rows of a parcel as plain JSON lines. It runs in a task."""
 
     def read(parcel: Parcel) -> list[str]:
         storage, codec = open_storage(state_url), Codec(shipped.program().types)

@@ -1,4 +1,4 @@
-"""Reading tasks that run on their own: their job leaves the blobs where Spark's shuffle keeps them."""
+"""Jobs that run only the reading tasks of a batch: Spark's shuffle keeps the blobs for the keyed tasks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from millpond.runtimes.spark.exchange import Exchange, SparkReadTask
 
 log = logging.getLogger("millpond")
 
-# What comes out of a call to Spark whose job failed, whose JVM died or whose session was stopped.
-FAILED = (Py4JError, PySparkException, OSError, EOFError, AttributeError)
+# What a call to Spark raises if its job has failed, its JVM has ended or its session was stopped.
+SPARK_ERRORS = (Py4JError, PySparkException, OSError, EOFError, AttributeError)
 
-# Seconds that a job which reads ahead lets pass, for the tasks of the batch before it to be first in the queue.
-MANNERS = 0.015
+# A job that reads ahead starts so much later, so that the tasks of the batch before it are queued first.
+YIELD_SECONDS = 0.015
 
 
 class SparkReading:
-    """The reading tasks of a batch, run on their own."""
+    """The reading job of one batch."""
 
     def __init__(self, exchange: Exchange, tasks: int, job: Future[tuple[RDD[Any], list[ReadProgress] | None]]) -> None:
         self.tasks, self._exchange, self._job = tasks, exchange, job
@@ -34,20 +34,20 @@ class SparkReading:
     def progress(self) -> list[ReadProgress] | None:
         try:
             return self._job.result()[1]
-        except FAILED:
+        except SPARK_ERRORS:
             return None
 
-    def moved(self) -> RDD[tuple[int, Any]]:
-        """The blobs, on their way to their partitions; or what Spark said when its job failed."""
+    def blobs(self) -> RDD[tuple[int, Any]]:
+        """Return the blobs, each in its partition; raises what the job has failed with."""
         return self._job.result()[0]
 
     def drop(self) -> None:
-        with contextlib.suppress(*FAILED):
-            self._exchange.forget(self._job.result()[0])
+        with contextlib.suppress(*SPARK_ERRORS):
+            self._exchange.release(self._job.result()[0])
 
 
-class Readings:
-    """Jobs that read, one after the other, in a thread of their own."""
+class ReadingJobs:
+    """Runs reading jobs one after the other, in a thread of its own."""
 
     def __init__(self, context: SparkContext, exchange: Exchange) -> None:
         self._context, self._exchange = context, exchange
@@ -59,11 +59,11 @@ class Readings:
 
     def _read(self, task: SparkReadTask, what: str, later: bool) -> tuple[RDD[Any], list[ReadProgress] | None]:
         if later:
-            time.sleep(MANNERS)
+            time.sleep(YIELD_SECONDS)
         self._context.setJobDescription(f"{task.context.log.app}: {what}")
-        moved = self._exchange.moved(self._exchange.read(task), task.context.log.partitions)
-        return moved, progress_of(self._exchange.headers(moved, len(task.groups)))
+        blobs = self._exchange.shuffle(self._exchange.read(task), task.context.log.partitions)
+        return blobs, progress_of(self._exchange.headers(blobs, len(task.groups)))
 
     def close(self) -> None:
-        """Wait for the job at work, and begin no other."""
+        """Wait for the running job, and start no other."""
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -24,18 +24,18 @@ from millpond.parcels import Parcel, hand_over, sink_failure
 from millpond.pipeline.graph import Program
 from millpond.runtimes import pickling
 from millpond.runtimes.pickling import pack_program
-from millpond.runtimes.spark.causes import cause, worker_trouble
+from millpond.runtimes.spark.causes import find_cause, find_worker_failure
 from millpond.runtimes.spark.exchange import Exchange, SparkKeyedTask, SparkReadTask
-from millpond.runtimes.spark.frames import Frames, FrameTask, plain_lines
-from millpond.runtimes.spark.reading import FAILED, Readings, SparkReading
-from millpond.runtimes.spark.session import quietly, session
-from millpond.runtimes.spark.shipping import Shipped, ship_modules
+from millpond.runtimes.spark.frames import FrameTask, StreamingFrames, json_lines_reader
+from millpond.runtimes.spark.reading import SPARK_ERRORS, ReadingJobs, SparkReading
+from millpond.runtimes.spark.session import open_session, without_spark_logs
+from millpond.runtimes.spark.shipping import ShippedProgram, ship_modules
 from millpond.sinks.base import FrameSink
 from millpond.storage import Storage, open_storage
 
 log = logging.getLogger("millpond")
 
-_CHECKED: set[str] = set()  # Spark applications whose workers can be started
+_CHECKED_APPLICATIONS: set[str] = set()  # Spark applications whose workers can be started
 
 
 class SparkRuntime:
@@ -47,53 +47,53 @@ class SparkRuntime:
         packed = pack_program(program)
         self.program = self._program = replace(program, types=packed.types)
         ship_modules(self._context)
-        self._shipped = Shipped(self._context, packed)
+        self._shipped = ShippedProgram(self._context, packed)
         self._exchange = Exchange(self._context)
-        self._frames = Frames(program, spark)
-        self._readings = Readings(self._context, self._exchange)
+        self._frames = StreamingFrames(program, spark)
+        self._readings = ReadingJobs(self._context, self._exchange)
         self._check_workers()
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, program: Program, state_url: str, spark: Any) -> Iterator[SparkRuntime]:
-        """A runtime, for as long as an app runs."""
-        runtime = cls(program, state_url, session(spark))
+    def open(cls, program: Program, state_url: str, spark: Any) -> Iterator[SparkRuntime]:
+        """Open a session and yield a runtime on it, for as long as an app runs."""
+        runtime = cls(program, state_url, open_session(spark))
         try:
             yield runtime
         finally:
             runtime.close()
 
     def _check_workers(self) -> None:
-        """Let one worker load the program, once for a session: what keeps it from that is told before a claim."""
-        if self._context.applicationId in _CHECKED:
+        """Let one worker load the program, once per Spark application: a failure then comes before the claim."""
+        if self._context.applicationId in _CHECKED_APPLICATIONS:
             return
-        with contextlib.suppress(JobLost), self._job(self._program.app, "start"), quietly(self._context):
-            self._context.parallelize([0], 1).foreach(partial(_load, self._shipped))
-            _CHECKED.add(self._context.applicationId)
+        with contextlib.suppress(JobLost), self._job(self._program.app, "start"), without_spark_logs(self._context):
+            self._context.parallelize([0], 1).foreach(partial(_load_program, self._shipped))
+            _CHECKED_APPLICATIONS.add(self._context.applicationId)
 
     @property
     def slots(self) -> int:
         try:
             return max(1, self._context.defaultParallelism)
-        except FAILED as error:
-            raise self._gone() from error
+        except SPARK_ERRORS as error:
+            raise self._gone_error() from error
 
     def check(self) -> None:
-        if not self._alive():
-            raise self._gone()
+        if not self._is_alive():
+            raise self._gone_error()
 
-    def begin(self) -> None:
-        """A driver is about to claim the app."""
+    def stop_streams(self) -> None:
+        """Stop the streaming queries of an earlier driver. Called before a driver claims the app."""
         self._frames.stop()
 
-    def resume(self, driver: Driver, caught_up: bool = False) -> None:
-        """A driver owns the app: streaming DataFrames go on from its newest record."""
+    def start_streams(self, driver: Driver, caught_up: bool = False) -> None:
+        """Start the streaming queries from the newest record of a driver, which owns the app."""
         self._frames.start(driver.storage, driver.last, caught_up)
 
     def close(self) -> None:
         self._frames.stop()
         self._readings.close()
-        with contextlib.suppress(*FAILED):
+        with contextlib.suppress(*SPARK_ERRORS):
             self._exchange.drop()
 
     # --- batches ---
@@ -117,17 +117,17 @@ class SparkRuntime:
             count, keyed = len(tasks), SparkKeyedTask(self._shipped, context, 1, [])
             if reading is not None:
                 assert isinstance(reading, SparkReading)
-                return StageResults(self._exchange.run(keyed, [reading.moved()]), reading.tasks)
-            brought = []
+                return StageResults(self._exchange.run(keyed, [reading.blobs()]), reading.tasks)
+            shuffles = []
             if tasks:
                 read = self._exchange.read(SparkReadTask(self._shipped, context, tasks))
-                brought.append(self._exchange.moved(read, context.log.partitions))
+                shuffles.append(self._exchange.shuffle(read, context.log.partitions))
             for offer in offers:
                 blobs = FrameTask(self._shipped, context, offer.stream, count).over(offer.frame)
-                moved, parts = self._exchange.moved_frame(blobs, context.log.partitions)
+                shuffled, parts = self._exchange.shuffle_frame(blobs, context.log.partitions)
                 count += parts
-                brought.append(moved)
-            return StageResults(self._exchange.run(keyed, brought), count)
+                shuffles.append(shuffled)
+            return StageResults(self._exchange.run(keyed, shuffles), count)
 
     def next_stage(
         self, program: Program, context: BatchContext, stage: int, carried: list[dict[int, list[ExchangePiece]]]
@@ -140,7 +140,7 @@ class SparkRuntime:
         sink = program.sinks[first.sink]
         with self._job(program.app, f"batch {first.delivery.batch}, deliver to {first.sink}"):
             if isinstance(sink, FrameSink) and sink.where == "session":
-                lines = self._context.parallelize(parcels, len(parcels)).flatMap(plain_lines(state_url, shipped))
+                lines = self._context.parallelize(parcels, len(parcels)).flatMap(json_lines_reader(state_url, shipped))
                 try:
                     return sink.deliver_frame(self._spark, lines, first.delivery)
                 except (MillpondError, Py4JError, PySparkException) as error:
@@ -154,13 +154,13 @@ class SparkRuntime:
         if found:
             raise found[0]
 
-    def each(self, task: Callable[[Storage, W], T], works: list[W]) -> list[T]:
+    def each(self, task: Callable[[Storage, W], T], jobs: list[W]) -> list[T]:
         url = self.state_url
         sent = [
-            pickling.dumps((task, work)) for work in works
+            pickling.pickle_value((task, job)) for job in jobs
         ]  # a migration holds functions and classes of the program
         with self._job(self._program.app, getattr(task, "__name__", "maintenance")):
-            found = self._context.parallelize(sent, len(sent)).map(lambda one: _done(one, url)).collect()
+            found = self._context.parallelize(sent, len(sent)).map(lambda one: _run_job(one, url)).collect()
         for result in found:
             if isinstance(result, MillpondError):
                 raise result
@@ -168,27 +168,27 @@ class SparkRuntime:
 
     @contextlib.contextmanager
     def _job(self, app: str, what: str) -> Iterator[None]:
-        """A job, or several, on Spark. What Spark says of one that failed is told in words of ours."""
+        """Describe Spark jobs; a failed one becomes `JobLost`, or an error that says what a person has to do."""
         try:
             self._context.setJobDescription(f"{app}: {what}")
             yield
-        except FAILED as error:
-            if not self._alive():
-                raise self._gone() from error
-            trouble = worker_trouble(str(error))
+        except SPARK_ERRORS as error:
+            if not self._is_alive():
+                raise self._gone_error() from error
+            trouble = find_worker_failure(str(error))
             if trouble:
-                raise _unfit(app, self._context.pythonExec, trouble) from None
-            why = cause(str(error)) or type(error).__name__
+                raise _worker_error(app, self._context.pythonExec, trouble) from None
+            why = find_cause(str(error)) or type(error).__name__
             log.warning("%s: %s failed on Spark and is tried again: %s", app, what, why)
             raise JobLost(why) from error
 
-    def _alive(self) -> bool:
+    def _is_alive(self) -> bool:
         try:
             return self._context.defaultParallelism > 0
-        except FAILED:
+        except SPARK_ERRORS:
             return False
 
-    def _gone(self) -> RuntimeGone:
+    def _gone_error(self) -> RuntimeGone:
         return RuntimeGone(
             f"app {self._program.app!r}: Spark is gone. Its JVM has ended (killed, or out of memory) or the "
             "SparkSession was stopped. What was committed is safe; run the app again in a new process."
@@ -199,14 +199,14 @@ class SparkRuntime:
     def offers(self, wait: float) -> list[Offer]:
         try:
             return self._frames.offers(wait)
-        except FAILED as error:
-            raise self._gone() from error
+        except SPARK_ERRORS as error:
+            raise self._gone_error() from error
 
     def offer_again(self, storage: Storage, stream: str, held: SparkBatch, whole: bool) -> Offer:
         try:
             return self._frames.offer_again(storage, stream, held, whole)
-        except FAILED as error:
-            raise self._gone() from error
+        except SPARK_ERRORS as error:
+            raise self._gone_error() from error
 
     def accept(self, offer: Offer) -> None:
         self._frames.accept(offer)
@@ -214,18 +214,18 @@ class SparkRuntime:
     def is_waiting(self, stream: str) -> bool:
         try:
             return self._frames.is_waiting(stream)
-        except FAILED as error:
-            raise self._gone() from error
+        except SPARK_ERRORS as error:
+            raise self._gone_error() from error
 
     @property
     def exhausted(self) -> bool:
         try:
             return self._frames.exhausted
-        except FAILED as error:
-            raise self._gone() from error
+        except SPARK_ERRORS as error:
+            raise self._gone_error() from error
 
 
-def _hand_over_all(shipped: Shipped, state_url: str, parcels: Iterable[Parcel]) -> Iterator[MillpondError]:
+def _hand_over_all(shipped: ShippedProgram, state_url: str, parcels: Iterable[Parcel]) -> Iterator[MillpondError]:
     program = shipped.program()
     storage, codec = open_storage(state_url), Codec(program.types)
     for parcel in parcels:
@@ -236,11 +236,11 @@ def _hand_over_all(shipped: Shipped, state_url: str, parcels: Iterable[Parcel]) 
             return
 
 
-def _load(shipped: Shipped, _: int) -> None:
+def _load_program(shipped: ShippedProgram, _: int) -> None:
     shipped.program()
 
 
-def _unfit(app: str, python: str, trouble: str) -> InvalidUse:
+def _worker_error(app: str, python: str, trouble: str) -> InvalidUse:
     return InvalidUse(
         f"app {app!r}: a Python worker of Spark could not be started with {python!r}. It said:\n{trouble}\n"
         "Every host needs this Python (PYSPARK_PYTHON says which) with Millpond and what the program imports. A file "
@@ -248,10 +248,10 @@ def _unfit(app: str, python: str, trouble: str) -> InvalidUse:
     )
 
 
-def _done(sent: bytes, state_url: str) -> Any:
-    """What a task makes of its work, or the error of ours that it raised: Spark would try again, to no purpose."""
-    task, work = pickling.loads(sent)
+def _run_job(sent: bytes, state_url: str) -> Any:
+    """Run a task, and return its result or the error that it raised: Spark would only try again."""
+    task, job = pickling.unpickle_value(sent)
     try:
-        return task(open_storage(state_url), work)
+        return task(open_storage(state_url), job)
     except (Corrupt, Incompatible, InvalidUse) as error:
         return error

@@ -1,4 +1,4 @@
-"""The Spark session that an app runs on: the user's, or a local one of our making."""
+"""The Spark session that an app runs on: the user's, or a local one that is started here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from millpond.errors import InvalidUse
 
-LOCAL = {
-    # Without retries a task that dies would take its job along: local[*] retries nothing.
+LOCAL_SETTINGS = {
+    # local[*] retries nothing, so that one failed task would fail its job.
     "spark.master": "local[*,4]",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -26,27 +26,29 @@ LOCAL = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.shuffle.reduceLocality.enabled": "false",
     "spark.shuffle.compress": "false",  # what is moved stays on this machine
-    # This JVM schedules and moves; the rows are in Python. What its second compiler would gain, it would
-    # take minutes to earn back. These are the options before the user's own (spark.driver.extraJavaOptions).
+    # This JVM only schedules tasks and moves blobs. Its second compiler would need minutes to pay off. The user's own
+    # options (spark.driver.extraJavaOptions) come after these.
     "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
 }
 
 
-def session(given: Any) -> SparkSession:
-    """The session to run on, checked; workers run this very Python unless the user has said other."""
-    said = "PYSPARK_PYTHON" in os.environ
+def open_session(given: Any) -> SparkSession:
+    """Return the session to run on, checked. Workers run this Python, unless PYSPARK_PYTHON says otherwise."""
+    is_python_set = "PYSPARK_PYTHON" in os.environ
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    found = given if given is not None else _local()
+    found = given if given is not None else _open_local_session()
     if not isinstance(found, SparkSession):
         raise InvalidUse(
             f"run(spark): expected a classic SparkSession, got {type(found).__module__}.{type(found).__name__}. A "
             "Spark Connect session has no RDDs, and Millpond moves its rows through them: make the session with, "
             "for example, SparkSession.builder.master('local[*,4]')."
         )
-    if not said:
-        found.sparkContext.pythonExec = sys.executable  # a session of the user's took any "python3" that there is
+    if not is_python_set:
+        found.sparkContext.pythonExec = (
+            sys.executable
+        )  # a session of the user's has taken the first "python3" of its path
     if found.sparkContext.getConf().get("spark.speculation", "false").lower() == "true":
         raise InvalidUse(
             "run(spark): spark.speculation is on, and two attempts at one delivery would fence each other. "
@@ -56,8 +58,8 @@ def session(given: Any) -> SparkSession:
 
 
 @contextlib.contextmanager
-def quietly(context: SparkContext) -> Iterator[None]:
-    """Let Spark write nothing about jobs that fail here; only where it was said how much it is to write."""
+def without_spark_logs(context: SparkContext) -> Iterator[None]:
+    """Let Spark log nothing about jobs that fail here, if the session sets a log level that can be restored."""
     level = context.getConf().get("spark.log.level", "")
     if level:
         context.setLogLevel("OFF")
@@ -69,18 +71,18 @@ def quietly(context: SparkContext) -> Iterator[None]:
                 context.setLogLevel(level)
 
 
-def _local() -> SparkSession:
+def _open_local_session() -> SparkSession:
     beside = os.path.join(sys.prefix, "java")  # where `make` puts a Java if this machine has none
     if not os.environ.get("JAVA_HOME") and shutil.which("java") is None and os.path.exists(f"{beside}/bin/java"):
         os.environ["JAVA_HOME"] = beside
     builder: Any = SparkSession.builder.appName("millpond")
     if SparkSession.getActiveSession() is None:
-        for name, value in LOCAL.items():
+        for name, value in LOCAL_SETTINGS.items():
             builder = builder.config(name, value)
-        builder = builder.config("spark.driver.memory", _memory())
+        builder = builder.config("spark.driver.memory", _driver_memory())
     try:
         made: SparkSession = builder.getOrCreate()
-        atexit.register(_end, made)
+        atexit.register(_stop_session, made)
         return made
     except (PySparkException, RuntimeError, FileNotFoundError) as error:
         raise InvalidUse(
@@ -89,13 +91,13 @@ def _local() -> SparkSession:
         ) from error
 
 
-def _end(made: SparkSession) -> None:
+def _stop_session(made: SparkSession) -> None:
     with contextlib.suppress(Exception):  # the JVM may be gone before us
         made.stop()
 
 
-def _memory() -> str:
-    """A quarter of this machine, between one and four gigabytes: the rows themselves live in Python."""
+def _driver_memory() -> str:
+    """Return a quarter of the memory of this machine, from one to four gigabytes: the rows themselves are in Python."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What travels to the workers: the program, once, and the user's own modules."""
+"""Send the program, once, and the user's own modules to the workers."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from pathlib import Path, PurePosixPath
 from pyspark import Broadcast, SparkContext
 
 from millpond.pipeline.graph import Program
-from millpond.runtimes.pickling import Packed, unpack_program
+from millpond.runtimes.pickling import PackedProgram, unpack_program
 
 
-class Shipped:
-    """A program on its way to the workers: sent once, unpacked once per worker process."""
+class ShippedProgram:
+    """A program for the workers: broadcast once, loaded once per worker process."""
 
-    def __init__(self, context: SparkContext, packed: Packed) -> None:
+    def __init__(self, context: SparkContext, packed: PackedProgram) -> None:
         self.name = blake2b(packed.data, digest_size=16).hexdigest()
         self._data: Broadcast[bytes] = context.broadcast(packed.data)
 
     def program(self) -> Program:
-        """The program, in a worker."""
-        found = _unpacked.get(self.name)
+        """Return the program. Called in a worker."""
+        found = _programs.get(self.name)
         if found is None:
-            found = _unpacked[self.name] = unpack_program(self._data.value)
-            while len(_unpacked) > 8:
-                _unpacked.popitem(last=False)
+            found = _programs[self.name] = unpack_program(self._data.value)
+            while len(_programs) > 8:
+                _programs.popitem(last=False)
         return found
 
 
-_unpacked: OrderedDict[str, Program] = OrderedDict()
+_programs: OrderedDict[str, Program] = OrderedDict()
 
-_shipped: set[tuple[str, str]] = set()
+_shipped_modules: set[tuple[str, str]] = set()
 
 
 def ship_modules(context: SparkContext) -> None:
-    """Send the user's own modules, those that no package manager put there, to the executors."""
+    """Send the user's own modules to the executors: those that are not in an installed package."""
     installed = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()}
     installed.add(site.getusersitepackages())
     roots = tuple(os.path.realpath(path) + os.sep for path in installed if path)
@@ -64,7 +64,7 @@ def ship_modules(context: SparkContext) -> None:
     for target, real in files.items():
         digest.update(target.encode() + Path(real).read_bytes())
     key = (context.applicationId, digest.hexdigest())
-    if key in _shipped:
+    if key in _shipped_modules:
         return
     folder = tempfile.mkdtemp(prefix="millpond-modules-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)  # executors fetch it for as long as the driver lives
@@ -76,4 +76,4 @@ def ship_modules(context: SparkContext) -> None:
         for target, real in files.items():
             archive.write(real, target)
     context.addPyFile(path)
-    _shipped.add(key)
+    _shipped_modules.add(key)
