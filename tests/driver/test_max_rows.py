@@ -156,7 +156,7 @@ def test_a_source_that_cannot_be_stopped_goes_on_with_a_warning(
         assert read_all(app, tmp_path, most=100) == [1000]
     assert numbers(out) == list(range(1000))
     assert [record.message for record in caplog.records] == [
-        "bounded: stream 'rows 0' has more rows in a batch than max_rows=100: its source does not heed limit.rows"
+        "bounded: stream 'rows 0' has more rows in a batch than max_rows=100: its source ignores limit.rows"
     ]
 
 

@@ -163,7 +163,7 @@ def test_a_driver_that_slept_at_any_point_while_another_worked_does_no_harm(stor
             assert newer[0].batch(WHOLE)
 
     older = driver_of(build(), storage, tmp_path, asleep)
-    with pytest.raises(mp.errors.Fenced, match=r"another driver|begun anew"):
+    with pytest.raises(mp.errors.Fenced, match=r"another driver|was replaced"):
         run_to_end(older)
     assert newer, "nobody came to that point"
     run_to_end(newer[0])
@@ -190,7 +190,7 @@ def test_a_driver_whose_storage_was_wiped_stops_and_writes_no_record(storage, be
                 other.send("rows", ["z"])
                 other.send("rows", ["z"])
         before = paths(storage, "counts/ledger")
-        with pytest.raises(mp.errors.Fenced, match="is gone or was begun anew"):
+        with pytest.raises(mp.errors.Fenced, match="is gone or was replaced"):
             driver.send("rows", ["b"])
         assert paths(storage, "counts/ledger") == before
         assert driver.output("out") == [{"key": "a", "n": 1}]

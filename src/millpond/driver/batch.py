@@ -1,4 +1,4 @@
-"""The parts of a batch: what was planned, and what came of it."""
+"""The plan of a batch, and the combined results of its tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millpond.pipeline.graph import Program, Read, StatefulStep
 from millpond.sources.base import LearningSource, Limit, Source, Split
 from millpond.storage import Storage
 
-LARGEST_INLINE_POSITION = 500  # of a position in a record; more of them go to a file
+LARGEST_INLINE_POSITION = 500  # entries; a longer position is written to a file
 
 NO_PARTITION = ""  # the one partition of a streaming DataFrame
 
@@ -29,21 +29,21 @@ Positions = dict[str, dict[str, Any]]
 
 @dataclass
 class Plan:
-    """What one batch is to read, and the one `now` that all of it sees."""
+    """What one batch reads, and the one `now` that all of its tasks see."""
 
     now: float
     planned: list[PlannedSplit]
     offers: list[Offer]  # by streaming DataFrames
     known: list[Offer] = field(default_factory=list)  # offers that the ledger holds already
     event_time: EventTime = field(default_factory=EventTime)
-    only: frozenset[str] | None = None  # the streams that are read; nothing means all
-    reading: Reading | None = None  # of all that is planned, if it was read ahead
+    only: frozenset[str] | None = None  # the streams that are read; None means all
+    reading: Reading | None = None  # the rows of all that is planned, if they were read ahead
     asked: float = 0.0  # when the sources were asked, on the monotonic clock
     unsure: frozenset[str] = frozenset()  # streams that may have rows which are not in the plan
 
     @property
     def coming(self) -> dict[str, set[str]]:
-        """The streams and source partitions of which something will be read."""
+        """Return the streams and source partitions that the batch reads."""
         found: dict[str, set[str]] = {}
         for item in self.planned:
             found.setdefault(item.stream, set()).add(item.split.partition)
@@ -63,11 +63,7 @@ def plan_streams(
     only: frozenset[str] | None = None,
     most: int | None = None,
 ) -> Plan:
-    """Ask every source for splits, and every streaming DataFrame for its offer. No row is read here.
-
-    `only` names the streams to ask, where not all are. `most` is how many rows the batch may have in the end, where
-    `limit` plans for fewer.
-    """
+    """Ask every source for splits, and every streaming DataFrame for its offer. No row is read here."""
     own = {name: node.op for name, node in program.reads.items() if isinstance(node.op, Read)}
     own = {name: op for name, op in own.items() if only is None or name in only}
     ours = {name: op.source for name, op in own.items() if isinstance(op.source, Source)}
@@ -101,7 +97,7 @@ def plan_streams(
 
 
 def _with_shares(stream: str, splits: Sequence[Split], rows: int, first: int) -> list[PlannedSplit]:
-    """The splits of a stream, with the share that each has of so many rows."""
+    """Return the splits of a stream, each with its share of the rows."""
     last = {split.partition: i for i, split in enumerate(splits)}
     return [
         PlannedSplit(first + i, stream, split, share, last[split.partition] == i)
@@ -118,7 +114,7 @@ def source_of(program: Program, stream: str) -> Source | None:
 
 @dataclass
 class Computed:
-    """What the tasks of a batch made, put together."""
+    """The combined results of the tasks of a batch."""
 
     base: Record
     positions: Positions = field(default_factory=dict)
@@ -136,15 +132,15 @@ class Computed:
 
     @property
     def empty(self) -> bool:
-        """Whether the batch read nothing at all, as when only a half-written line was there."""
+        """Whether the batch read nothing at all, for example because there was only half a line."""
         return not (self.positions or self.rows or self.segments or self.outputs)
 
     def fills(self, limit: Limit) -> bool:
-        """Whether the batch read about as much as it was allowed to: there is more, as a rule."""
+        """Return whether the batch read about as much as its limit allows: then there is usually more."""
         return sum(self.rows.values()) * 2 >= limit.rows or sum(self.read_bytes.values()) * 2 >= limit.bytes
 
     def add(self, results: list[KeyedResult]) -> None:
-        """The results of one stage, in the order of their partitions."""
+        """Add the results of one stage, in the order of their partitions."""
         for result in sorted(results, key=lambda result: result.partition):
             for header in result.headers:
                 if header.output is not None:
@@ -180,7 +176,7 @@ class Computed:
             raise self.failure
 
     def carried_to(self, program: Program, stage: int, partitions: int) -> list[dict[int, list[ExchangePiece]]]:
-        """Per partition, what lies ready for the exchanges of a stage."""
+        """Return, per partition, the pieces for the exchanges of a stage."""
         return [
             {
                 exchange: targets[partition]
@@ -191,7 +187,7 @@ class Computed:
         ]
 
     def tables_made(self, program: Program) -> dict[str, dict[int, list[Pointer]]]:
-        """What the stages so far have changed in tables, for those that look into them in later ones."""
+        """Return what the stages so far have changed in tables, for lookups in later stages."""
         looked_into = {node.op.table for node in program.nodes if isinstance(node.op, StatefulStep)} - {None}
         names = {
             op.step.name for i in looked_into if i is not None and isinstance(op := program.nodes[i].op, StatefulStep)
@@ -214,7 +210,7 @@ def _earliest_due(
 
 
 def combine_results(base: Record, positions: Positions, results: list[KeyedResult]) -> Computed:
-    """The first stage's results. What did not move is left out: a half-written line makes no commit."""
+    """Combine the results of the first stage. Positions that did not move are left out: half a line makes no commit."""
     computed = Computed(base)
     computed.add(results)
     for stream, moved in list(computed.positions.items()):
@@ -228,7 +224,7 @@ def combine_results(base: Record, positions: Positions, results: list[KeyedResul
 
 
 def positions_of(storage: Storage, record: Record) -> Positions:
-    """How far every stream has been read, in full."""
+    """Return the full position of every stream at a record."""
     found: Positions = {}
     for stream, position in record.positions.items():
         base = {}
@@ -241,7 +237,7 @@ def positions_of(storage: Storage, record: Record) -> Positions:
 def positions_for_record(
     storage: Storage, context: BatchContext, last: Record, positions: Positions, computed: Computed
 ) -> dict[str, Position]:
-    """The positions that this batch moved, as its record holds them: what is too long goes to a file."""
+    """Return the positions that a batch moved, as its record holds them. One that is too long is written to a file."""
     found: dict[str, Position] = {}
     for stream, moved in computed.positions.items():
         held = last.positions.get(stream, Position())
@@ -256,7 +252,7 @@ def positions_for_record(
 
 
 def spark_batches(storage: Storage, context: BatchContext, offers: list[Offer], last: Record) -> dict[str, SparkBatch]:
-    """Spark's small checkpoint files, kept with the commit: an empty machine starts from them."""
+    """Store Spark's small checkpoint files with the commit: an empty machine starts from them."""
     found = {}
     for offer in offers:
         attempt = context.attempt(new_id())

@@ -4,11 +4,11 @@
     2. compute      every partition catches up, runs its steps, writes segments, returns pointers
     3. commit       record N: state, outputs and positions become true together, or none of them
     4. deliver      each sink takes the outputs of N from the segments, under an id that is N's for ever
-    5. acknowledge  the next record says what was delivered; the sources are told
+    5. acknowledge  streaming DataFrames may go on; the next record says what was delivered
     6. tidy         what only this batch needed is removed
 
-Nothing counts before step 3, and nothing can take it back after. A driver that dies is followed by
-one that claims the next number, delivers what is open, and plans on from the newest record.
+Nothing counts before step 3, and everything counts after it. The driver that follows one that has died claims the next
+number, delivers what is open, and goes on from the newest record.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from millpond.watermarks import Quiet, began, is_due, reached
 log = logging.getLogger("millpond")
 
 STEPS: tuple[StepName, ...] = ("plan", "compute", "commit", "deliver", "acknowledge", "tidy")
-ACTIONS: tuple[StepName, ...] = ("compact", "rewrite")  # that a driver takes beside its batches
+ACTIONS: tuple[StepName, ...] = ("compact", "rewrite")  # of a driver, beside its batches
 MOST_BATCH_ATTEMPTS = 8  # before the driver gives up
 BATCH_RETRIES = Backoff(first=0.2, longest=10.0)
 
@@ -150,16 +150,19 @@ class Driver:
                 log.warning("%s", why)
                 self.owner.rewrite(what, rewriter)
         except JobLost as error:
-            doing = what.why or "looking at the state"
+            doing = what.why or "reading the state"
             raise Unavailable(f"app {self.program.app!r}: {doing} failed: {error}") from error
 
     @property
     def last(self) -> Record:
-        """The newest record, which is this driver's own."""
+        """The newest record, written by this driver."""
         return self.owner.last
 
     def batch(self, limit: Limit, *, final: bool = False) -> bool:
-        """Run one batch; whether there was anything to do. `final` says that the input has ended: all closes."""
+        """Run one batch, and return whether there was anything to do.
+
+        `final` states that the input has ended: open windows close and timers fire.
+        """
         with self.owner.detect_fencing():
             return self._batch(limit, final)
 
@@ -171,7 +174,7 @@ class Driver:
         computed = self._compute(plan)
         self._bootstrap.note_read(sum(computed.rows.values()), self._limit)
         self._ahead.note(computed.fills(self._limit))
-        if computed.empty and not plan.offers:  # an offer is taken even if there is no row in it
+        if computed.empty and not plan.offers:  # an offer is accepted even if there is no row in it
             return (
                 self._batch(limit, final)
                 if self._bootstrap.finish_phase(plan.only, self.runtime, plan.asked)
@@ -192,7 +195,7 @@ class Driver:
         return False
 
     def _next_limit(self, most: Limit) -> Limit:
-        """What was too much for a batch once is come back to slowly."""
+        """Return the limit of the next batch: after one that was too large, it grows back by a factor of two."""
         return Limit(min(most.rows, self._limit.rows * 2), min(most.bytes, self._limit.bytes * 2))
 
     def _plan(self, limit: Limit, final: bool) -> Plan | None:
@@ -204,7 +207,7 @@ class Driver:
             plan = self._plan_once(limit)
         plan.event_time = self._event_time(plan, final)
         self._at("plan", "during")
-        for offer in plan.known:  # committed before the last driver died: only Spark does not know it yet
+        for offer in plan.known:  # committed by the last driver before it died: only Spark does not know it yet
             self.runtime.accept(offer)
         self._at("plan", "after")
         due = is_due(self.program, plan.event_time, self.last.due, plan.now)
@@ -218,7 +221,7 @@ class Driver:
         return self._ask(self.positions, limit, now, only=only)
 
     def _event_time(self, plan: Plan, final: bool) -> EventTime:
-        """Where event time stands: what the record says, moved by the clock where nothing comes any more."""
+        """Return the event time that the batch begins with: that of the record, or of the clock for quiet streams."""
         event_time = self._quiet.event_time(
             self.program,
             self.last.watermarks,
@@ -252,10 +255,10 @@ class Driver:
                     raise InvalidUse(str(error)) from error
             self.owner.check()
             self.clock.sleep(BATCH_RETRIES.pause(attempt))
-        raise Unavailable(f"app {self.program.app!r}: no attempt of {MOST_BATCH_ATTEMPTS} at a batch came out whole")
+        raise Unavailable(f"app {self.program.app!r}: none of {MOST_BATCH_ATTEMPTS} attempts at a batch was complete")
 
     def _plan_less(self, plan: Plan) -> bool:
-        """Plan the batch again, smaller; whether that could be done. The next ones grow back slowly."""
+        """Plan the batch again with a smaller limit, and return whether that gave another plan."""
         while self._limit != Limit(1, 1):
             self._limit = Limit(max(1, self._limit.rows // 8), max(1, self._limit.bytes // 8))
             if self._plan_again(plan):
@@ -263,14 +266,14 @@ class Driver:
         return False
 
     def _plan_again(self, plan: Plan) -> bool:
-        """Ask the sources for the batch once more; whether what they plan is different now."""
+        """Ask the sources for the batch again, and return whether their plan is another one now."""
         before = [item.split for item in plan.planned]
         again = self._ask(self.positions, self._limit, plan.now, plan, plan.only)
         plan.planned = again.planned
         return [item.split for item in again.planned] != before
 
     def _plan_fewer_rows(self, plan: Plan, error: TooManyRows, attempt: int) -> None:
-        """Plan a batch again in which a task met more rows than its share.
+        """Plan a batch again because a task met more rows than its share.
 
         At first the source learns how long the rows were, so that it plans better; then it is asked for less. From then
         on, a source that still plans as much as before is read without a limit on rows.
@@ -283,7 +286,7 @@ class Driver:
         if self._plan_less(plan):
             return
         log.warning(
-            "%s: stream %r has more rows in a batch than max_rows=%d: its source does not heed limit.rows",
+            "%s: stream %r has more rows in a batch than max_rows=%d: its source ignores limit.rows",
             self.program.app,
             error.stream,
             self._most.rows,
@@ -300,7 +303,7 @@ class Driver:
         again: Plan | None = None,
         only: frozenset[str] | None = None,
     ) -> Plan:
-        """Ask the sources what to read next, from some positions on."""
+        """Ask the sources what to read next after some positions."""
         asked = self.clock.monotonic()
         plan = plan_streams(
             self.program, positions, limit, now, self.runtime, self.last, again, only, most=self._most.rows
@@ -309,7 +312,7 @@ class Driver:
         return replace(plan, asked=asked)
 
     def _attempt(self, plan: Plan) -> Computed | None:
-        """One try at the tasks of a batch; nothing if what came back is not one whole batch."""
+        """Run the tasks of a batch once; None if their results are not those of one whole batch."""
         context = self.owner.context(plan.now, self.settings.home, plan.event_time)
         reading, plan.reading = self._ahead.read(plan, context), None
         if reading is not None:
@@ -368,7 +371,7 @@ class Driver:
 
     def _deliver(self, record: Record) -> None:
         self._at("deliver", "before")
-        self.delivery.send(record)  # it may go on while the next batch is computed: N is committed
+        self.delivery.send(record)  # it may continue while the next batch is computed: N is committed
         self._at("deliver", "after")
 
     def _acknowledge(self, plan: Plan) -> None:
@@ -388,7 +391,7 @@ class Driver:
         self._at("tidy", "after")
 
     def release(self) -> None:
-        """Say what was delivered, and that nobody owns the app now. Called after the last batch, perhaps twice."""
+        """Write what was delivered, and that no driver owns the app. Called after the last batch, perhaps twice."""
         try:
             self.delivery.wait()
         finally:
@@ -399,7 +402,7 @@ class Driver:
                 self.owner.write("release", self.delivery.delivered, manifest=manifest, floor=floor)
 
     def close(self) -> None:
-        """Stop delivering; nothing of this driver goes on. May be called twice."""
+        """Stop the threads and wait for them. May be called twice."""
         self._ahead.drop()
         self.delivery.close()
         self.compactor.wait()

@@ -14,9 +14,9 @@ from millpond.storage import Storage
 
 
 class HeartbeatThread:
-    """A thread that writes a driver's heartbeat until the driver stops or another one owns the app.
+    """Writes a driver's heartbeat from a thread, until the driver stops or another one owns the app.
 
-    `lost` is set in the latter case, and no heartbeat is written any more: the file is the other's.
+    In the latter case `lost` is set and no heartbeat is written any more: the file belongs to the other driver.
     """
 
     def __init__(self, storage: Storage, owner: Owner, clock: Clock, every: float = BEAT_SECONDS) -> None:

@@ -1,4 +1,4 @@
-"""The loop: batch after batch, until it is stopped, all is read, or something is wrong."""
+"""The loop: batch after batch, until the app is stopped, all is read, or an error ends it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from millpond.sources.base import Limit
 log = logging.getLogger("millpond")
 
 RESTARTS = Backoff(first=1.0, longest=60.0)
-LONGEST_PATIENCE = 30.0  # seconds that a run which catches up waits for the end of what a writer has begun
-LOOK_UP = 1.0  # seconds for which a waiting driver does not notice that it has lost its app
+LONGEST_PATIENCE = 30.0  # seconds that a run which catches up waits for an incomplete row
+LOOK_UP = 1.0  # seconds after which a waiting driver checks whether it has lost its app
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Settings:
 
 
 def run_driver(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
-    """Run an app; a failed run is begun anew, `restarts` times, after a pause that grows."""
+    """Run an app until it ends. A failed run is restarted at most `restarts` times, after growing pauses."""
     for attempt in range(settings.restarts + 1):
         try:
             return _run_once(make, settings, stop, clock)
@@ -62,8 +62,8 @@ def _run_once(make: Callable[[], Driver], settings: Settings, stop: threading.Ev
         except Fenced:
             raise
         except MillpondError:
-            # What was committed is delivered, and said to be, even though the next batch failed; but nobody
-            # waits for a sink that is unavailable before they hear of it.
+            # What was committed is delivered, and the ledger says so, even though the next batch failed. But no sink
+            # that is unavailable may delay the error.
             driver.delivery.hurry()
             with contextlib.suppress(MillpondError):
                 driver.release()
@@ -78,7 +78,7 @@ def _run_batches(
     limit = Limit(settings.max_rows, settings.max_bytes)
     patience = LONGEST_PATIENCE
     while not stop.is_set():
-        if lost.is_set():  # a driver that has nothing to write would not notice that another owns the app
+        if lost.is_set():  # a driver without anything to write would not notice that another owns the app
             driver.owner.check()
         began = clock.monotonic()
         worked = driver.batch(limit)
@@ -91,7 +91,7 @@ def _run_batches(
                         stop.wait(min(settings.every, patience))
                         patience -= clock.monotonic() - began
                         continue
-                    log.warning("%s: the input ends in a record that is not complete", driver.program.app)
+                    log.warning("%s: the input ends in a row that is not complete", driver.program.app)
                 if settings.close_at_end:
                     driver.batch(limit, final=True)
                 break

@@ -1,4 +1,4 @@
-"""Owning an app: the claim that begins it, the records that follow each other, the release that ends it."""
+"""Ownership of an app: from the claim, over the records that a driver writes, to the release."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from millpond.parcels import read_parcel
 from millpond.pipeline.graph import Program
 from millpond.storage import Storage
 
-RECENT_RECORDS = 4  # records whose segments travel with a batch, so that replicas need not read the ledger
+RECENT_RECORDS = 4  # whose segments are sent with a batch, so that replicas need not read the ledger
 
 
 class Owner:
-    """A driver's hold on its app. `last` is its newest record; a newer one of another's makes it `Fenced`."""
+    """A driver's ownership of its app. `last` is its newest record; a newer one of another driver fences it."""
 
     last: Record
 
@@ -79,12 +79,12 @@ class Owner:
                 except Corrupt:
                     if self.ledger.is_newest(last):
                         raise
-                    continue  # what is missing was removed by the driver that has written the newer record
+                    continue  # the driver that has written the newer record has removed what is missing
                 record = last.followed_by("claim", **self._signature(), deliveries=deliveries)
             try:
                 return self.ledger.append(record, last)
             except Fenced:
-                continue  # another claim came first; the newest one owns the app, so ours follows it
+                continue  # another claim was first; the newest one owns the app, so ours follows it
 
     def _signature(self) -> dict[str, Any]:
         return {"driver": self.id, "attempt": new_id(), "time": self.clock.now()}
@@ -106,10 +106,15 @@ class Owner:
 
     def _check_fits(self, last: Record, partitions: int | None) -> None:
         check_steps(self._program, last)
-        plan_adaptation(self._program, last, partitions)  # refused before anything is claimed, if it cannot be
+        plan_adaptation(
+            self._program, last, partitions
+        )  # raises before anything is claimed, if the state cannot be adapted
 
     def _check_deliveries(self, last: Record) -> dict[str, int]:
-        """Where each sink stands; one that is new begins here, one that is gone must have nothing open."""
+        """Return up to which record each sink has its outputs.
+
+        A new sink begins here. `Incompatible` if a sink that is gone from the program has undelivered outputs.
+        """
         for sink, upto in last.deliveries.items():
             if sink in self._program.sinks:
                 continue
@@ -124,13 +129,15 @@ class Owner:
         return {sink: last.deliveries.get(sink, last.number) for sink in self._program.sinks}
 
     def open_deliveries(self) -> list[Record]:
-        """The records whose outputs may not be at every sink yet, oldest first."""
+        """Return the records whose outputs may not be in every sink yet, oldest first."""
         oldest = min(self.last.deliveries.values(), default=self.last.number)
-        oldest = max(oldest, self.last.born - 1, self.ledger.floor() - 1)  # what was delivered may be gone
+        oldest = max(
+            oldest, self.last.born - 1, self.ledger.floor() - 1
+        )  # records below were delivered and may be removed
         return list(self.ledger.between(oldest, self.last.number))
 
     def rewrite(self, what: Adaptation, rewriter: Rewriter) -> Record:
-        """Bring the state into the shape that the program needs, in one commit."""
+        """Move, rename and migrate the state as the program needs it, in one commit."""
         before = self.last
         works = rewriter.plan_jobs(before, before, partitions=what.partitions, names=what.names)
         manifest = rewriter.rewrite(works, before, what.upgrades)
@@ -150,13 +157,13 @@ class Owner:
         return self.write("rewrite", dict(before.deliveries), **own)
 
     def write(self, kind: Kind, delivered: dict[str, int], **own: Any) -> Record:
-        """Write the next record, or stop as `Fenced`. It also says what has been delivered by now."""
+        """Write the next record, with what has been delivered by now; `Fenced` if another driver has written it."""
         record = self.last.followed_by(
             kind,
             **{
                 **self._signature(),
                 "deliveries": {sink: delivered[sink] for sink in self._program.sinks},
-                # A driver's first act was to make deliveries void in its sinks; others are still to do so.
+                # This driver has made deliveries void in its sinks when it started; other sinks have still to do so.
                 "undo": {},
                 "void": {s: found for s, found in self.last.void_ranges.items() if s not in self._program.sinks},
                 "targets": {**self.last.targets, **self.targets.fingerprints},
@@ -169,7 +176,7 @@ class Owner:
         return self.last
 
     def check_ownership(self) -> None:
-        """`Fenced` if another driver has claimed the app. Costs two reads; may be called from another thread."""
+        """Raise `Fenced` if another driver has claimed the app. Costs two reads; may be called from any thread."""
         last = self.last
         self.ledger.still_has(last)
         number = last.number + 1
@@ -179,13 +186,13 @@ class Owner:
             number += 1
 
     def announce(self, sink: str, record: Record) -> None:
-        """Make sure, right before a delivery, that it is this driver's to make, and tell the target."""
+        """Check the ownership right before a delivery, and register the record with the target."""
         self.check_ownership()
         self.targets.announce(sink, record)
 
     @contextmanager
     def detect_fencing(self) -> Iterator[None]:
-        """`Fenced` instead of `Corrupt`, if another driver owns the app by now: it may have removed what is missing."""
+        """Raise `Fenced` instead of `Corrupt` if another driver owns the app: it may have removed what is missing."""
         try:
             yield
         except Corrupt:
@@ -193,7 +200,7 @@ class Owner:
             raise
 
     def check(self) -> None:
-        """`Fenced` if another driver owns the app by now."""
+        """Raise `Fenced` if there is a newer record than this driver's own."""
         self.ledger.still_has(self.last)
         newest = self.ledger.newest(near=self.last.number)
         if newest is None or newest.checksum != self.last.checksum:
@@ -206,7 +213,7 @@ class Owner:
         )
 
     def owns(self) -> bool:
-        """Whether no other driver has claimed the app; may be asked from any thread."""
+        """Return whether no other driver has claimed the app. May be called from any thread."""
         last = self.last
         try:
             self.ledger.still_has(last)

@@ -1,4 +1,4 @@
-"""Planning, as pure functions: which task reads what, and whether what came back is one whole batch."""
+"""Planning, as pure functions: which task reads what, and whether the results are those of one whole batch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from millpond.steps.registry import layout_of
 
 log = logging.getLogger("millpond")
 
-SMALLEST_TASK_BYTES = 256 * 1024  # bytes that are not worth a second task
+SMALLEST_TASK_BYTES = 256 * 1024  # less is not worth a second task
 
 
 def group_splits(planned: Sequence[PlannedSplit], slots: int) -> list[list[PlannedSplit]]:
-    """Splits in groups that follow each other, of about the same weight, one for each task."""
+    """Group consecutive splits for the tasks, by about the same weight."""
     total = sum(max(1, item.split.weight) for item in planned)
     tasks = min(len(planned), max(1, slots), max(1, -(-total // SMALLEST_TASK_BYTES)))
     groups: list[list[PlannedSplit]] = []
     done = 0
     for item in planned:
         weight = max(1, item.split.weight)
-        # The middle of a split decides which group it falls in, so that none is left empty-handed.
+        # The middle of a split decides its group, so that no group is left empty.
         if not groups or (done + weight / 2) * tasks >= total * len(groups):
             groups.append([])
         groups[-1].append(item)
@@ -36,7 +36,7 @@ def group_splits(planned: Sequence[PlannedSplit], slots: int) -> list[list[Plann
 
 
 def allot_rows(wanted: Mapping[str, int], rows: int) -> dict[str, int]:
-    """How many rows of a batch each stream may have: what it wants, or an equal part of what is left of the batch.
+    """Return how many rows of a batch each stream may have: what it wants, or an equal part of what is left.
 
     >>> allot_rows({"a": 10, "b": 500, "c": 900}, 1000)
     {'a': 10, 'b': 495, 'c': 495}
@@ -49,12 +49,12 @@ def allot_rows(wanted: Mapping[str, int], rows: int) -> dict[str, int]:
 
 
 def most_rows(splits: Sequence[Split], rows: int) -> int:
-    """How many rows some splits may hold, as far as their source knows; no more than `rows`, which it was given."""
+    """Return how many rows some splits may hold, as far as their source knows; at most `rows`, its limit."""
     return min(rows, sum(rows if split.rows is None else split.rows for split in splits))
 
 
 def row_shares(splits: Sequence[Split], rows: int) -> list[int]:
-    """How many rows may be read of each split: what it holds, or else its part, by weight, of all."""
+    """Return how many rows may be read of each split: all of its own, or else its part of `rows` by weight."""
     known = [split.rows for split in splits if split.rows is not None]
     if len(known) == len(splits) and sum(known) <= rows:
         return known
@@ -64,24 +64,24 @@ def row_shares(splits: Sequence[Split], rows: int) -> list[int]:
 
 
 def with_snapshots(program: Program, now: float) -> Program:
-    """The program with sources that hold what they hold now, and no more, where they can.
+    """Return the program with snapshots of its sources, which have only what has arrived by now.
 
-    A source of the user's without `as_of` stays as it is. A streaming DataFrame is bounded by Spark.
+    A source without `as_of` is left as it is. A streaming DataFrame is bounded by Spark.
     """
 
-    def bounded(node: Node) -> Node:
+    def take_snapshot(node: Node) -> Node:
         if isinstance(node.op, Read) and isinstance(node.op.source, SnapshotSource):
             return replace(node, op=replace(node.op, source=node.op.source.as_of(now)))
         return node
 
-    return replace(program, nodes=tuple(map(bounded, program.nodes)))
+    return replace(program, nodes=tuple(map(take_snapshot, program.nodes)))
 
 
 def disagreement(stage: StageResults, partitions: int) -> str | None:
-    """Why these results are not those of one whole batch; nothing if they are.
+    """Return why these results are not those of one whole batch; None if they are.
 
-    A reading task may run twice and differ; then some partitions may have seen the rows of one
-    attempt and some those of the other, and the batch must not count.
+    A reading task may run twice and differ. Then some partitions may have seen the rows of one attempt and some those
+    of the other, and the batch must not count.
     """
     results = stage.results
     incomplete = [result.incomplete for result in results if result.incomplete]
@@ -98,7 +98,7 @@ def disagreement(stage: StageResults, partitions: int) -> str | None:
 
 
 def check_steps(program: Program, last: Record) -> None:
-    """Whether the program's steps can go on with the state that is kept under their names."""
+    """Raise `Incompatible` if a step cannot continue with the state that is stored under its name."""
     for name, step in program.steps.items():
         info = last.steps.get(name) or last.steps.get(step.state.renamed_from or "")
         if info is not None and layout_of(info.kind) != layout_of(step.kind):

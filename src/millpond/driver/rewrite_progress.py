@@ -1,4 +1,4 @@
-"""How far an app is that brings its state into another shape before its first batch."""
+"""Progress reporting for state rewrites that run before the first batch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Each = Callable[[Callable[[Storage, Any], Any], list[Any]], list[Any]]
 
 
 def with_progress(each: Each, slots: int, what: str, progress: ProgressCallback | None) -> Each:
-    """Work on partitions as `each` does, as many at a time as tasks run at once, and tell how many are done.
+    """Return a function that runs jobs as `each` does, `slots` at a time, and reports how many are done.
 
-    It is told to `progress`, and in any case to the log, at level INFO: at the end, and meanwhile every few seconds.
+    It calls `progress(done, total)` and logs at level INFO: at the end, and meanwhile every few seconds.
     """
 
-    def telling(task: Callable[[Storage, Any], Any], works: list[Any]) -> list[Any]:
-        if not works or not isinstance(works[0], RewriteJob):  # a look at what was made
+    def run_with_progress(task: Callable[[Storage, Any], Any], works: list[Any]) -> list[Any]:
+        if not works or not isinstance(works[0], RewriteJob):  # a check of the result
             return each(task, works)
         found: list[Any] = []
         began = last = elapsed()
@@ -41,11 +41,11 @@ def with_progress(each: Each, slots: int, what: str, progress: ProgressCallback 
         log.info("%s: %d partitions in %.1f s", what, len(works), elapsed() - began)
         return found
 
-    return telling
+    return run_with_progress
 
 
 def describe_progress(done: int, total: int, seconds: float) -> str:
-    """How much is done, and about how long the rest will take.
+    """Describe how many partitions are done, and estimate how long the rest takes.
 
     >>> describe_progress(2, 8, 10.0)
     '2 of 8 partitions, about 30 s left'

@@ -1,4 +1,4 @@
-"""What the commit protocol asks of whoever runs its tasks."""
+"""The contract of runtimes: what the driver needs of Spark, or of the local runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RuntimeGone(Unavailable):
 
 @dataclass(frozen=True)
 class Offer:
-    """A batch that a streaming DataFrame offers: its number, and the files that would offer it again."""
+    """A batch that a streaming DataFrame offers: its number, and the files by which Spark offers it again."""
 
     stream: str
     batch: int
@@ -33,35 +33,35 @@ class Offer:
 
 
 class Reading(Protocol):
-    """The reading tasks of a batch, run on their own, perhaps still at work."""
+    """The reading tasks of a batch, run in a job of their own that may not have ended."""
 
     def progress(self) -> list[ReadProgress] | None:
-        """How far they have come, once they are done; nothing if they could not be brought to an end."""
+        """Wait for the tasks, and return how far they have read; None if they failed."""
         ...
 
     def drop(self) -> None:
-        """What they made is not needed."""
+        """Give up what they have read."""
         ...
 
 
 class Runtime(Protocol):
-    """Runs tasks. It decides where, and nothing else."""
+    """Runs tasks. It decides where they run, and nothing else."""
 
     @property
     def slots(self) -> int:
-        """How many tasks run at the same time, about."""
+        """About how many tasks run at the same time."""
         ...
 
     def check(self) -> None:
-        """`RuntimeGone` if tasks cannot be run any more; asked while there is nothing to run."""
+        """Raise `RuntimeGone` if tasks cannot be run any more. Called while there is nothing to run."""
         ...
 
     def read(
         self, program: Program, context: BatchContext, tasks: list[list[PlannedSplit]], *, later: bool = False
     ) -> Reading | None:
-        """Run the reading tasks alone; nothing if that is of no use here.
+        """Start the reading tasks alone; None if this runtime does not read ahead.
 
-        `later` means beside what is called next, where that leaves room.
+        `later` lets the tasks of the next call go first.
         """
         ...
 
@@ -75,44 +75,44 @@ class Runtime(Protocol):
     ) -> StageResults:
         """Run the reading tasks, those of each offer, and the first keyed task of every partition.
 
-        A `reading` of just these tasks stands for them; `JobLost` if it came to no end.
+        A `reading` of these tasks is used in their place; `JobLost` if it has failed.
         """
         ...
 
     def next_stage(
         self, program: Program, context: BatchContext, stage: int, carried: list[dict[int, list[ExchangePiece]]]
     ) -> StageResults:
-        """Run a later keyed task of every partition over what was carried to it."""
+        """Run the keyed task of a later stage in every partition, over the pieces that were carried to it."""
         ...
 
     def deliver(self, program: Program, state_url: str, parcels: list[Parcel]) -> None:
-        """Give parcels to a sink whose place is not in the driver; `JobLost` if they may not all be there."""
+        """Deliver parcels to a sink that is not called on the driver; `JobLost` if some may not have arrived."""
         ...
 
     def each(self, task: Callable[[Storage, W], T], jobs: list[W]) -> list[T]:
-        """What a function makes of each of some works, and of the storage; `JobLost` if that could not be done."""
+        """Call `task(storage, job)` for each job, and return the results; `JobLost` if that failed."""
         ...
 
     def offers(self, wait: float) -> list[Offer]:
-        """What streaming DataFrames offer just now, or within a time."""
+        """Return what streaming DataFrames offer now, or within `wait` seconds."""
         ...
 
     def offer_again(self, storage: Storage, stream: str, held: SparkBatch, whole: bool) -> Offer:
-        """The batch that a streaming DataFrame offered when a record was written, once more.
+        """Let a streaming DataFrame offer the batch of a record again.
 
-        With `whole` it has all rows from the beginning of the input to the end of that batch.
+        With `whole` the offer has all rows from the beginning of the input to the end of that batch.
         """
         ...
 
     def accept(self, offer: Offer) -> None:
-        """The offered batch is committed: let the DataFrame go on."""
+        """Let the DataFrame go on: the offered batch is committed."""
         ...
 
     def is_waiting(self, stream: str) -> bool:
-        """Whether a stream, if it is a streaming DataFrame, has nothing to offer and has looked for it."""
+        """Return whether a streaming DataFrame has looked for rows and found none; True for other streams."""
         ...
 
     @property
     def exhausted(self) -> bool:
-        """Whether no streaming DataFrame will offer anything more of what is there now."""
+        """Whether no streaming DataFrame will offer any more of the present input."""
         ...

@@ -1,4 +1,4 @@
-"""What must happen to the state before a changed program can go on with it: moved, renamed, migrated."""
+"""What must happen to the state before a changed program can use it: it is moved, renamed or migrated."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from millpond.storage import Storage
 
 @dataclass(frozen=True)
 class Adaptation:
-    """Nothing, as a rule: names that change, migrations to run, another count of partitions."""
+    """The changes that the state needs, which are usually none: new names, migrations, another number of partitions."""
 
     partitions: int | None = None
-    names: dict[str, str] = field(default_factory=dict)  # the name that state is kept under → the new one
-    upgrades: dict[str, Upgrade] = field(default_factory=dict)  # the name that it is kept under → what changes it
+    names: dict[str, str] = field(default_factory=dict)  # stored name → new name
+    upgrades: dict[str, Upgrade] = field(default_factory=dict)  # stored name → its migration
 
     def __bool__(self) -> bool:
         return self.partitions is not None or bool(self.names or self.upgrades)
@@ -39,7 +39,7 @@ class Adaptation:
 
 
 def plan_adaptation(program: Program, last: Record, partitions: int | None) -> Adaptation:
-    """What the program needs of the state that the last record speaks of."""
+    """Return the changes that the state at a record needs before the program can use it."""
     names: dict[str, str] = {}
     upgrades: dict[str, Upgrade] = {}
     for name, step in program.steps.items():
@@ -56,7 +56,7 @@ def plan_adaptation(program: Program, last: Record, partitions: int | None) -> A
 
 
 def _kept_as(program: Program, step: Step, last: Record) -> str | None:
-    """The name that a step's state is kept under; nothing if it has none yet."""
+    """Return the name under which a step's state is stored; None if it has none yet."""
     old = step.state.renamed_from
     if step.name in last.steps:
         if old is not None and old in last.steps and old not in program.steps:
@@ -74,7 +74,10 @@ def _kept_as(program: Program, step: Step, last: Record) -> str | None:
 
 
 def _upgrade(program: Program, step: Step, info: StepInfo) -> Upgrade | None:
-    """What must be done to all of a step's state now. Of what is migrated lazily, nothing, if it can be migrated."""
+    """Return the migration of all of a step's state; None if there is none to run now.
+
+    A lazy migration runs later, but its functions must be there: `Incompatible` if one is missing.
+    """
     where = f"app {program.app!r}: step {step.name!r}"
     if info.version > step.state.version:
         raise Incompatible(
@@ -96,7 +99,7 @@ def _upgrade(program: Program, step: Step, info: StepInfo) -> Upgrade | None:
 
 
 def describe_steps(program: Program, last: Record) -> dict[str, StepInfo]:
-    """What a record that follows says of the program's steps."""
+    """Return what the next record says about the program's steps."""
     found = {}
     for name, step in program.steps.items():
         before = last.steps.get(name)
@@ -107,9 +110,9 @@ def describe_steps(program: Program, last: Record) -> dict[str, StepInfo]:
 
 
 def find_suspect_steps(program: Program, last: Record) -> frozenset[str]:
-    """The steps whose state may hold values that the program's classes cannot read.
+    """Return the steps whose state may hold values that the program's classes cannot read.
 
-    The last record says what the classes looked like. What is migrated lazily is read by its migrations.
+    The last record has the fields of the classes. State that is migrated lazily is read by its migrations.
     """
     codec, found = Codec(program.types), set()
     for name, step in program.steps.items():
@@ -124,7 +127,7 @@ def find_suspect_steps(program: Program, last: Record) -> frozenset[str]:
 def find_unreadable(
     storage: Storage, work: RewriteJob, steps: frozenset[str], types: tuple[type, ...]
 ) -> tuple[str, bytes, str] | None:
-    """The first value of some steps that cannot be read: step, key and why. Runs in a task, over one partition."""
+    """Return the first value of some steps that cannot be read: step, key and reason. Runs in a task, per partition."""
     codec = Codec(types)
     for name, runs, fresh in work.steps.values():
         if name in steps:
@@ -136,14 +139,14 @@ def find_unreadable(
                 except Unreadable as error:
                     return name, change.key, str(error)
                 except Corrupt:
-                    continue  # whoever needs it will say so
+                    continue  # the task that needs it will raise it
     return None
 
 
 def check_readable(program: Program, last: Record, names: dict[str, str], rewriter: Rewriter) -> None:
-    """Refuse a program whose classes cannot read the state that is there. State is looked at only if that is likely.
+    """Raise an error if the program's classes cannot read the state. State is read only if that is likely.
 
-    `names` are the steps that get another name: the one that their state is kept under → the new one.
+    `names` maps stored names of steps to new ones.
     """
     steps = find_suspect_steps(program, last)
     works = rewriter.plan_jobs(last, last, names=names) if steps else []
@@ -153,7 +156,7 @@ def check_readable(program: Program, last: Record, names: dict[str, str], rewrit
 
 
 def step_details(program: Program, last: Record) -> dict[str, dict[str, Any]]:
-    """What the tasks of a batch are told of the state that their steps go on with."""
+    """Return what the tasks of a batch need to know about the stored state of their steps."""
     found = {name: info.detail for name, info in last.steps.items()}
     for name, step in program.steps.items():
         info = last.steps.get(name)

@@ -1,13 +1,13 @@
-"""What a driver does about the targets of its sinks before it delivers to them.
+"""Compares the targets of the sinks with the ledger before anything is delivered to them.
 
 A target is the folder, topic or table that a sink writes to. It can disagree with the ledger in two ways:
 
-- It is ahead: it names a claim or a batch that the ledger does not contain. An older copy of `state_dir` was put
-  back, or a copy runs beside the original. The driver stops before it claims the app, and a person decides.
-- It is behind: deliveries that the ledger knows to be complete are gone. They are delivered again from the log.
+- It is ahead: it names a claim or a batch that the ledger does not contain. An older copy of `state_dir` was
+  restored, or a copy runs beside the original. The driver stops before it claims the app, and a person decides.
+- It is behind: deliveries that are complete according to the ledger are gone. They are delivered again from the log.
 
-Only sinks that are `RegisteredSink`s can be asked. For the others the driver makes sure, right before each delivery,
-that it still owns the app.
+This works only for a `RegisteredSink`. For other sinks the driver checks, right before each delivery, that it still
+owns the app.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("millpond")
 
 RecordRanges = list[tuple[int, int]]  # first and last numbers of records
 
-CHECKED_RECORDS = 64  # records that are looked at, from the newest back, for deliveries that a target has lost
+CHECKED_RECORDS = 64  # the newest records, which are checked for deliveries that a target has lost
 
 
 def _parcels_with_rows(record: Record, sink: str) -> list[Parcel]:
@@ -37,7 +37,7 @@ def _parcels_with_rows(record: Record, sink: str) -> list[Parcel]:
 
 
 class Targets:
-    """The targets of a program's sinks, as one driver sees them from its start to its end."""
+    """The targets of a program's sinks, from the start of a driver to its end."""
 
     def __init__(
         self, program: Program, ledger: Ledger, accept: Sequence[str] = (), take_back: Sequence[str] = ()
@@ -46,11 +46,11 @@ class Targets:
         self._sinks = {name: sink for name, sink in program.sinks.items() if isinstance(sink, RegisteredSink)}
         self._accept, self._take_back = set(accept), set(take_back)
         self._claim: Record | None = None
-        self._announced: dict[
-            str, int
-        ] = {}  # the newest record that each target was told of, by drivers of this ledger
-        self._foreign: dict[str, list[Registration]] = {}  # what the ledger does not contain, and the user accepts
-        self._known: dict[str, Registration] = {}  # what this driver wrote last
+        self._announced: dict[str, int] = {}  # the newest record that drivers of this ledger have registered
+        self._foreign: dict[
+            str, list[Registration]
+        ] = {}  # entries that the ledger does not contain and the user accepts
+        self._known: dict[str, Registration] = {}  # the entry that this driver wrote last
         self._lost: dict[str, list[Record]] = {}
         for name in self._accept | self._take_back:
             if name not in self._sinks:
@@ -65,11 +65,11 @@ class Targets:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """A fingerprint of each sink's target, for the record: it tells whether the target is still the same one."""
+        """A fingerprint of each sink's target, for the record: it shows whether the target is still the same."""
         return {name: checksum(sink.target.encode())[:16] for name, sink in self._sinks.items()}
 
     def check(self, last: Record | None) -> None:
-        """Stop before the claim if a target names what the ledger does not contain. Nothing has been changed then."""
+        """Raise `Incompatible` if a target is ahead of the ledger. Called before the claim: nothing is changed."""
         if last is None:
             return
         for name, sink in self._sinks.items():
@@ -84,11 +84,11 @@ class Targets:
         make_void: Callable[[dict[str, RecordRanges]], None],
         read_rows: Callable[[Parcel], list[Any]],
     ) -> None:
-        """Register the new claim with every target, after taking back what `take_back` names.
+        """Register the new claim with every target, and take back what `take_back` names.
 
-        A target that has lost deliveries is registered with once it has them again, so that a driver that dies before
-        that leaves the loss as it found it. If a target was put back from a copy, what was rolled back since is made
-        void again.
+        With a target that has lost deliveries the claim is registered once it has them again, so that a driver that
+        dies before that leaves the loss visible. If a target was restored from a copy, what was rolled back since is
+        made void again.
         """
         self._claim = claim
         again: dict[str, RecordRanges] = {}
@@ -98,7 +98,7 @@ class Targets:
             ours = [entry for entry in entries if entry not in foreign]
             if foreign and name in self._take_back:
                 give_up = sink.take_back(foreign[0], self._contains_delivery)
-                check_ownership()  # a successor delivers after its claim, so none of its files was found
+                check_ownership()  # a successor delivers after its claim, so none of its deliveries was found
                 amount = len(give_up())
                 log.warning("%s: sink %r: took back %d deliveries of another copy", claim.app, name, amount)
             elif foreign and name not in self._accept:
@@ -112,11 +112,13 @@ class Targets:
         self._revive(claim, check_ownership, read_rows)
         for name in self._sinks:
             if name not in self._lost:
-                with contextlib.suppress(Unavailable):  # then it is told before the first delivery, which waits for it
+                with contextlib.suppress(
+                    Unavailable
+                ):  # then it is registered before the first delivery, which waits for the target
                     self._take_over(name)
 
     def _rolled_back_since(self, announced: int, last: Record) -> RecordRanges:
-        """The records that rollbacks have set aside since a target was told of one."""
+        """Return the ranges of records that rollbacks have set aside since a record was registered."""
         if announced >= last.epoch:
             return []
         records = self._ledger.between(max(announced, self._ledger.floor() - 1), last.number)
@@ -125,9 +127,9 @@ class Targets:
     def _revive(
         self, last: Record, check_ownership: Callable[[], None], read_rows: Callable[[Parcel], list[Any]]
     ) -> None:
-        """Deliver what is to be delivered and what counts, although another copy of the app has made it void.
+        """Deliver what counts in this ledger although another copy of the app has made it void.
 
-        Each in one step: a driver that dies in between leaves what is void, and not what seems to have been removed.
+        Each delivery is one step: a driver that dies in between leaves it void, not apparently removed.
         """
         for name, sink in self._sinks.items():
             records = [*self._lost.get(name, []), *self._undelivered(name, last)]
@@ -148,9 +150,9 @@ class Targets:
             yield record
 
     def register_void(self, record: Record, incarnation: str) -> None:
-        """Tell every target of a record that makes deliveries of an incarnation void, before they are.
+        """Register a record that makes deliveries of an incarnation void with every target, before they are void.
 
-        If an older copy of `state_dir` is put back later, the target then names a record that the copy does not
+        If an older copy of `state_dir` is restored later, the target then names a record that the copy does not
         contain.
         """
         for name, sink in self._sinks.items():
@@ -160,18 +162,19 @@ class Targets:
 
     @property
     def lost(self) -> list[tuple[str, Record]]:
-        """The sinks, and the records delivered to them, oldest first, whose outputs are gone from the target."""
+        """The records whose outputs are gone from a target, each with its sink, oldest first."""
         return [(name, record) for name, records in sorted(self._lost.items()) for record in records]
 
     def register_restored(self) -> None:
-        """Register with the targets that had lost something and have it again."""
+        """Register with the targets that had lost deliveries and have them again."""
         lost, self._lost = self._lost, {}
         for name in lost:
             self._take_over(name)
 
     def announce(self, name: str, record: Record) -> None:
-        """Tell a target which record comes next; stop if another driver, or another copy of the app, has registered,
-        or if the target was replaced."""
+        """Register the record that is delivered next.
+
+        Raises if another driver or another copy of the app has registered, or if the target was replaced."""
         sink, claim = self._sinks.get(name), self._claim
         if sink is None or claim is None:
             return
@@ -191,11 +194,11 @@ class Targets:
             self._write(name, sink, record)
 
     def _find_lost(self, last: Record) -> dict[str, list[Record]]:
-        """What is gone from the end of each target, or was made void by another copy of the app.
+        """Return the records that are gone from the end of each target, or were made void by another copy of the app.
 
-        A target is told of a record before it is delivered: what is newer than the last that it was told of is gone
-        for certain, if it was put back from a copy. Else a file that is gone while newer ones are there, or all of
-        them, were removed by somebody who had read them, and are not written again.
+        A record is registered before it is delivered: what is newer than the registered one is certainly gone if the
+        target was restored from a copy. Otherwise files that are gone while newer ones are there, or that are all
+        gone, were removed by a reader of the target, and are not written again.
         """
         ahead = {name for name, foreign in self._foreign.items() if foreign}
         looking = set(self._sinks) - self._accept | ahead
@@ -228,7 +231,7 @@ class Targets:
                     gone[name].append(record)
                 if "held" in found and not is_new and name not in ahead:
                     looking.discard(name)
-        for name in looking:  # nothing that the target was told of is there, or another copy delivered there
+        for name in looking:  # nothing that was registered is there, or another copy has delivered there
             if name in emptied:
                 self._check_reach(name, gone[name], last)
             else:
@@ -250,7 +253,7 @@ class Targets:
         return last.targets.get(name) == self.fingerprints[name]
 
     def _lineage(self, last: Record) -> Iterator[Record]:
-        """The records that still count, newest first: what a rollback set aside is left out."""
+        """Yield the records that count, newest first: what a rollback set aside is left out."""
         first = max(last.born, self._ledger.floor())
         number = last.number
         while number >= first:
@@ -269,11 +272,11 @@ class Targets:
             raise self._behind_error(name, last.born, floor - 1, last)
 
     def _check_announced(self, name: str, last: Record) -> None:
-        """Stop if a target was put back to before what the log still has."""
-        floor, told = self._ledger.floor(), self._announced[name]
+        """Raise `Incompatible` if a target lacks deliveries that the log no longer has."""
+        floor, announced = self._ledger.floor(), self._announced[name]
         newest = last.newest_outputs.get(name, -1)
-        if told < newest <= last.deliveries.get(name, -1) and told + 1 < floor:
-            raise self._behind_error(name, told + 1, floor - 1, last)
+        if announced < newest <= last.deliveries.get(name, -1) and announced + 1 < floor:
+            raise self._behind_error(name, announced + 1, floor - 1, last)
 
     def _behind_error(self, name: str, first: int, end: int, last: Record) -> Incompatible:
         return Incompatible(
@@ -288,8 +291,7 @@ class Targets:
         return [entry for entry in entries if not self._contains(entry)]
 
     def _contains(self, found: Registration) -> bool:
-        """Whether the ledger contains the records that a target names. Of records that were removed, nothing is
-        known."""
+        """Return whether the ledger contains the records that a target names; True for records that were removed."""
         floor = self._ledger.floor()
         for number, attempt in ((found.claim, found.claim_attempt), (found.batch, found.attempt)):
             if number >= floor:
@@ -313,7 +315,7 @@ class Targets:
             )
 
     def _take_over(self, name: str) -> None:
-        """Register the claim, and forget those before it."""
+        """Register the claim, and remove the entries of earlier ones."""
         sink, claim = self._sinks[name], self._claim
         assert claim is not None
         self._write(name, sink, claim)

@@ -1,11 +1,11 @@
-"""Deliveries that a rollback, a clear or `drop_outputs` has given up are made void in their targets.
+"""Makes deliveries void in their targets that a rollback, a clear or `drop_outputs` has given up.
 
-A driver that is paused between its commit and its delivery can resume after the rollback. So the names of all
-deliveries in the records that were set aside are occupied, whether they had arrived or not, and are never free again.
-The names come from the records, so a process that is paused here and resumes later touches nothing that is newer.
+A driver that is paused between its commit and its delivery can resume after the rollback. So all deliveries of the
+records that were set aside are made void for ever, whether they had arrived or not. Their ids come from the records, so
+a process that is paused here and resumes later touches nothing that is newer.
 
-The record of the rollback says which records are meant; the records after it repeat that until a driver of a program
-that has the sink starts. It does this before it delivers anything.
+The record of the rollback says which records are meant; the records after it repeat that until a driver starts whose
+program has the sink. That driver does this before it delivers anything.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ SinkRanges = Mapping[str, list[tuple[int, int]]]
 
 
 def void_deliveries(program: Program, ledger: Ledger, app: str, ranges: SinkRanges) -> None:
-    """Make void what was or could be delivered of these records; sinks that cannot do that keep what they hold.
+    """Make the deliveries of these records void; sinks that cannot roll back keep what they hold.
 
-    The newest goes first: what is void is always the end of what was delivered, also if this is interrupted.
+    The newest comes first: if this is interrupted, what is void is still the end of what was delivered.
     """
     codec = Codec(program.types)
     for name, sink in program.sinks.items():
@@ -46,7 +46,7 @@ def void_deliveries(program: Program, ledger: Ledger, app: str, ranges: SinkRang
         def rows(delivery: Delivery, given_up: Any = given_up) -> list[Any]:
             try:
                 return read_parcel(ledger.storage, codec, given_up[delivery])
-            except Corrupt:  # only the columns are wanted of it
+            except Corrupt:  # the rows are needed for their columns only
                 return []
 
         try:
@@ -60,12 +60,12 @@ def void_deliveries(program: Program, ledger: Ledger, app: str, ranges: SinkRang
 
 
 def _records_in(ledger: Ledger, ranges: list[tuple[int, int]]) -> Iterator[Record]:
-    """The records with these numbers; those that retention has removed are left out."""
+    """Yield the records with these numbers; those that retention has removed are left out."""
     floor = ledger.floor()
     for first, last in ranges:
         yield from ledger.between(max(first, floor) - 1, last)
 
 
 def sinks_without_rollback(program: Program) -> list[str]:
-    """The sinks of a program that keep what they hold."""
+    """Return the sinks of a program that cannot roll back: they keep what they hold."""
     return [name for name, sink in program.sinks.items() if not isinstance(sink, RollbackSink)]

@@ -1,1 +1,1 @@
-"""The log: segments hold changes and outputs, the ledger says which of them count."""
+"""The log: segments hold changes and outputs, and the records of the ledger say which of them count."""

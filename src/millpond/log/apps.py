@@ -9,7 +9,7 @@ from millpond.storage import Storage
 
 
 def list_apps(storage: Storage) -> list[str]:
-    """The names of the apps whose ledger lies in a storage, sorted; other folders beside them are passed over.
+    """Return the names of the apps that have a ledger in a storage, sorted. Other folders are skipped.
 
     >>> from millpond.log.apps import list_apps
     >>> from millpond.storage import open_storage
@@ -25,7 +25,7 @@ def list_apps(storage: Storage) -> list[str]:
         folder, slash, _ = item.path.partition("/")
         if slash and (name := _app_name(storage, folder)) is not None:
             found.append(name)
-        # "0" comes right behind "/": so the next look is at what follows this folder, however much it holds.
+        # "0" is the character after "/": the next listing begins behind this folder, however many files are in it.
         after = f"{folder}0" if slash else item.path
     return sorted(found)
 
@@ -36,7 +36,7 @@ def _app_name(storage: Storage, folder: str) -> str | None:
         return None
     if not is_cut_name(folder):
         return unquote_name(folder)
-    for item in storage.list(f"{folder}/ledger"):  # its records know the name
+    for item in storage.list(f"{folder}/ledger"):  # the records contain the full name
         try:
             return str(msgspec.json.decode(storage.get(item.path) or b"")["app"])
         except (msgspec.MsgspecError, KeyError, TypeError):

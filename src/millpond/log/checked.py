@@ -25,7 +25,7 @@ def checksum(data: bytes | memoryview) -> str:
 
 
 def pack_checked(value: Any) -> bytes:
-    """A struct or a dict as the bytes of a small file; it has at least one field, and none called `checksum`.
+    """Encode a struct or a dict as a small file. It has at least one field, and none called `checksum`.
 
     >>> from millpond.log.checked import pack_checked, unpack_checked
     >>> data = pack_checked({"floor": 7})
@@ -39,10 +39,10 @@ def pack_checked(value: Any) -> bytes:
 
 
 def unpack_checked(data: bytes, where: str, *, old: bytes | None = None, help: str = "") -> bytes:
-    """The JSON object in a small file, without its checksum; `Corrupt` if any byte of the file has changed.
+    """Return the JSON object in a small file, without its checksum; `Corrupt` if any byte of the file has changed.
 
-    `old` is how the file began before it had a checksum: such a file is returned as it is. No flipped bit makes a
-    file of now look like one. `help` says what to do about a damaged file.
+    `old` is how files of earlier versions begin, which have no checksum: such a file is returned as it is. No single
+    flipped bit makes a file with a checksum look like one. `help` says what to do about a damaged file.
     """
     if not data:
         raise Corrupt(f"{where} is empty, as a power loss leaves a file. {help}".strip())
@@ -54,11 +54,11 @@ def unpack_checked(data: bytes, where: str, *, old: bytes | None = None, help: s
 
 
 def write_checked(storage: Storage, path: str, value: Any) -> None:
-    """Write a small file, in the place of the one that is there."""
+    """Write a small file; it replaces the one that is there."""
     storage.put(path, pack_checked(value))
 
 
 def read_checked(storage: Storage, path: str, *, old: bytes | None = None, help: str = "") -> bytes | None:
-    """The JSON object in a small file; None if the file is not there, `Corrupt` if it has changed."""
+    """Return the JSON object in a small file; None if there is no file, `Corrupt` if it has changed."""
     data = storage.get(path)
     return None if data is None else unpack_checked(data, f"{storage.url}: {path}", old=old, help=help)

@@ -1,8 +1,8 @@
-"""Compaction: the log of a partition is merged into runs, off the critical path, and never grows without bound.
+"""Compaction: the segments of a partition are merged into runs, so that the log does not grow without bound.
 
-It changes nothing by itself: it writes new files, and a manifest that names them. The next record that the
-owner writes carries the manifest, and from then on the state is the manifest's runs and the records after it. A
-compaction that dies leaves files that nobody names.
+It writes new files and a manifest that names them, off the critical path, and changes nothing by itself. The next
+record that the owner writes names the manifest; from then on the state is the runs of the manifest and the records
+after it. A compaction that dies leaves files that no record names; the next driver removes them.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Compactor:
     _held: Manifest | None = None
     _fresh: list[Record] = field(default_factory=list)
     _thread: threading.Thread | None = None
-    _pruned: int = 0  # the floor that was worked off last
+    _pruned: int = 0  # the floor up to which files have been removed
 
     def __post_init__(self) -> None:
         self._app, self._storage = self.ledger.app, self.ledger.storage
         self._carried = CarriedFiles(self.ledger)
 
     def begin(self, last: Record) -> None:
-        """Read what is not compacted yet."""
+        """Read which records are not compacted yet, and remove what the last driver left. Called after the claim."""
         self.floor = self._pruned = last.floor
         self._held = readable_manifest(self.ledger, last)
         done = last.born - 1 if self._held is None else self._held.upto
@@ -73,7 +73,9 @@ class Compactor:
             self._run_work(lambda: self._clean(last))
 
     def _clean(self, last: Record) -> None:
-        prune(self._storage, self.ledger, last, self._carried)  # what the last driver stated and did not finish
+        prune(
+            self._storage, self.ledger, last, self._carried
+        )  # the floor that the last driver stated, if it did not finish
         self._storage.delete(find_orphans(self._storage, self.ledger, last.number + 1, self.driver))
         remove_empty_dirs(self.ledger, last.number + 1)
         self.floor = next_floor(self.ledger, last, self.settings.keep)
@@ -86,7 +88,7 @@ class Compactor:
         self.floor = next_floor(self.ledger, record, self.settings.keep)
 
     def note_commit(self, record: Record) -> None:
-        """A record was written. If it carries a manifest of ours, what that replaces is forgotten."""
+        """Take note of a record that was written, and start what is due: a merge, or the removal of old files."""
         if record.segments:
             self._fresh.append(record)
         if self.ready is not None and record.manifest == self.ready:
@@ -118,7 +120,7 @@ class Compactor:
         def quietly() -> None:
             try:
                 what()
-            except (MillpondError, JobLost) as error:  # the next one tries again; the app goes on as it was
+            except (MillpondError, JobLost) as error:  # the next compaction tries again; the app is not affected
                 log.warning("%s: compaction failed: %s", self._app, error)
 
         if not self.settings.threaded:
@@ -126,11 +128,11 @@ class Compactor:
         self._thread = threading.Thread(target=quietly, name="millpond-compaction", daemon=True)
         self._thread.start()
 
-    def compact(self, upto: Record) -> None:
-        """Merge what is fresh up to a record; the manifest is `ready` for the next record when that is done."""
-        held = self._held or Manifest(MANIFEST_FORMAT, self._app, upto.born - 1, "")
-        fresh = [record for record in self._fresh if record.number <= upto.number]
-        works, kept = self._plan_jobs(held, fresh, upto)
+    def compact(self, until: Record) -> None:
+        """Merge the segments up to a record; afterwards `ready` is the manifest for the next record."""
+        held = self._held or Manifest(MANIFEST_FORMAT, self._app, until.born - 1, "")
+        fresh = [record for record in self._fresh if record.number <= until.number]
+        works, kept = self._plan_jobs(held, fresh, until)
         self.at("before")
         done = self.run(works) if works else []
         self.at("during")
@@ -139,13 +141,13 @@ class Compactor:
             for step, run in result.items():
                 below = held.runs.get(step, {}).get(work.partition, [])[: kept[step, work.partition]]
                 runs.setdefault(step, {})[work.partition] = [*below, *([run] if run else [])]
-        path = Paths(self._app).manifest(Attempt(upto.number, self.driver, new_id()))
-        made = Manifest(MANIFEST_FORMAT, self._app, upto.number, upto.checksum, runs)
+        path = Paths(self._app).manifest(Attempt(until.number, self.driver, new_id()))
+        made = Manifest(MANIFEST_FORMAT, self._app, until.number, until.checksum, runs)
         self.ready = write_manifest(self._storage, path, made)
         self.at("after")
 
     def _plan_jobs(
-        self, held: Manifest, fresh: list[Record], upto: Record
+        self, held: Manifest, fresh: list[Record], until: Record
     ) -> tuple[list[MergeJob], dict[tuple[str, int], int]]:
         per_partition: dict[int, dict[str, tuple[bool, list[Run], list[Pointer]]]] = {}
         kept: dict[tuple[str, int], int] = {}
@@ -159,11 +161,11 @@ class Compactor:
             stay = merge.count_kept_runs(runs, sum(file.bytes for file in files))
             kept[step, partition] = stay
             per_partition.setdefault(partition, {})[step] = (stay == 0, runs[stay:], files)
-        attempt = Attempt(upto.number, self.driver, "")
+        attempt = Attempt(until.number, self.driver, "")
         works = [MergeJob(self._app, partition, attempt, steps) for partition, steps in sorted(per_partition.items())]
         return works, kept
 
     def wait(self) -> None:
-        """Wait for what is going on."""
+        """Wait for the work in the thread, if there is any."""
         if self._thread is not None:
             self._thread.join()

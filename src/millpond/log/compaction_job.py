@@ -1,4 +1,4 @@
-"""The work of a compaction, partition by partition, as a plain function: who runs it is somebody else's matter."""
+"""The merge of one partition, as a plain function that a task or the calling process runs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from millpond.storage import Storage
 
 @dataclass(frozen=True)
 class MergeJob:
-    """The work of one partition: per step, the runs to merge, oldest first, and the fresh segments on top."""
+    """What to merge in one partition: per step, the runs, oldest first, and the segments that came after them."""
 
     app: str
     partition: int
     attempt: Attempt
-    steps: dict[str, tuple[bool, list[Run], list[Pointer]]]  # whether the oldest of all is among them
+    steps: dict[str, tuple[bool, list[Run], list[Pointer]]]  # True: the oldest run is among them, and deletions can go
 
 
 def merge_partition(storage: Storage, work: MergeJob) -> dict[str, Run]:
-    """Do the work: for every step one run in place of several. Runs in a task; writes under names of its own."""
+    """Merge the files of every step into one run. Runs in a task; writes files under new names."""
     return {
         step: list(_merge_step(storage, work, step, lowest, runs, fresh))
         for step, (lowest, runs, fresh) in work.steps.items()
@@ -40,7 +40,7 @@ def _merge_step(
     def table(file: Pointer) -> pa.Table:
         return segment.state_table(pointer.read_file(storage, file))
 
-    def written(found: pa.Table) -> list[Part]:
+    def write_parts(found: pa.Table) -> list[Part]:
         parts = []
         for piece in merge.split_table(merge.drop_deleted(found) if lowest else found):
             origin = SegmentOrigin(work.app, step, work.partition, work.attempt.batch)
@@ -52,9 +52,9 @@ def _merge_step(
 
     above = merge.newest_cells([table(part.file) for run in runs[1:] for part in run] + [table(file) for file in fresh])
     if not runs:
-        return written(above)
+        return write_parts(above)
     parts = []
     for part, first, end in merge.part_bounds(runs[0]):  # a part of the oldest run that nothing touches stays as it is
         over = merge.rows_between(above, first, end)
-        parts += [part] if len(over) == 0 else written(merge.newest_cells([table(part.file), over]))
+        parts += [part] if len(over) == 0 else write_parts(merge.newest_cells([table(part.file), over]))
     return parts

@@ -1,8 +1,8 @@
-"""The heartbeat: a file that says who seems to be running an app, so that maintenance does not begin beside it.
+"""The heartbeat: a file that says which process seems to run an app, so that maintenance does not begin beside it.
 
-It locks nothing. A driver writes it every few seconds, from a thread, for as long as it owns the app; a heartbeat that
-is not fresh counts for nothing. On the machine that wrote it a dead process is noticed at once, by its id and the time
-at which it was started: an id alone says little, because the first process of a container always has the same one.
+It is no lock. A driver writes it every few seconds, from a thread, for as long as it owns the app; a heartbeat that is
+not fresh is ignored. On the machine that wrote it, a dead process is noticed at once, by its id and its start time: the
+id alone is not enough, because the first process of a container always has the same one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from millpond.log.checked import read_checked, write_checked
 from millpond.log.paths import Paths
 from millpond.storage import Storage
 
-FRESH_SECONDS = 30.0  # seconds, either way, from which on a heartbeat counts for nothing
+FRESH_SECONDS = 30.0  # an older heartbeat, or one so far in the future, is ignored
 BEAT_SECONDS = 5.0
-_OLD = b'{"driver"'  # how the file began before it had a checksum
+_OLD = b'{"driver"'  # how a file of an earlier version begins, without a checksum
 
 
 class Beat(msgspec.Struct):
-    """Who was running, where, and when they last said so."""
+    """The contents of the heartbeat: which process ran the app, and when it last wrote this."""
 
     driver: str
     host: str
@@ -35,7 +35,7 @@ class Beat(msgspec.Struct):
     time: float
     number: int
     machine: str = ""  # process ids can be compared within one of these
-    started: str = ""  # when the process was, in whatever way the machine tells that
+    started: str = ""  # the start time of the process, as the operating system formats it
 
 
 class Heartbeat:
@@ -45,7 +45,7 @@ class Heartbeat:
         self._storage, self._path, self._driver, self._clock = storage, Paths(app).heartbeat, driver, clock
 
     def beat(self, number: int) -> None:
-        """Say that the driver runs, and has come to this record."""
+        """Write that the driver runs, and that this is its newest record."""
         pid = os.getpid()
         beat = Beat(
             self._driver, socket.gethostname(), pid, self._clock.now(), number, _machine(), _start_time(pid) or ""
@@ -60,7 +60,10 @@ class Heartbeat:
 
 
 def seems_running(storage: Storage, app: str, clock: Clock) -> Beat | None:
-    """Who seems to be running the app; None if the last heartbeat is not fresh, or its process is known to be gone."""
+    """Return the heartbeat of the process that seems to run the app.
+
+    None if the last heartbeat is not fresh, or if its process is known to be gone.
+    """
     beat = _read_beat(storage, Paths(app).heartbeat)
     if (
         beat is None or abs(clock.now() - beat.time) >= FRESH_SECONDS
@@ -72,7 +75,7 @@ def seems_running(storage: Storage, app: str, clock: Clock) -> Beat | None:
 
 
 def check_stopped(storage: Storage, app: str, clock: Clock, what: str, *, force: bool = False) -> None:
-    """Refuse an action on an app that seems to run, unless its caller knows better."""
+    """Raise `InvalidUse` if the app seems to run, unless `force` states that it does not."""
     beat = None if force else seems_running(storage, app, clock)
     if beat is not None:
         age = max(0, round(clock.now() - beat.time))
@@ -87,19 +90,19 @@ def _read_beat(storage: Storage, path: str) -> Beat | None:
     try:
         data = read_checked(storage, path, old=_OLD)
         return None if data is None else msgspec.json.decode(data, type=Beat)
-    except (Corrupt, msgspec.MsgspecError):  # it says nothing, and locks nothing
+    except (Corrupt, msgspec.MsgspecError):  # it is no lock
         return None
 
 
 def _machine() -> str:
-    """Where process ids mean the same: the machine since it was booted, and the container."""
+    """Identify the space of process ids: the machine since its last boot, and the container."""
     with contextlib.suppress(OSError):
         return f"{boot()} {os.readlink('/proc/self/ns/pid')}"
     return f"{boot()} {socket.gethostname()}"
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process was started, as text to compare; None if there is no such process."""
+    """Return the start time of a process, as text to compare; None if there is no such process."""
     if Path("/proc/self/stat").exists():
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Literal
 
 When = Literal["before", "during", "after"]  # of a crash point
-ProgressCallback = Callable[[int, int], None]  # how much is done, of how much: partitions or files
+ProgressCallback = Callable[[int, int], None]  # (done, total), in partitions or files
 
 
 class JobLost(Exception):
-    """The tasks of a batch, or a delivery, could not be brought to an end, through no fault of the program's."""
+    """The tasks of a batch or a delivery did not finish, for a reason outside the program. They can be tried again."""

@@ -1,8 +1,8 @@
 """The ledger: numbered records, each written once.
 
-The next number is taken with put-if-absent, and whoever takes it decides what happened. A driver's first
-record is its claim; the newest claim owns the app, and a driver that finds its next number taken by
-another stops as `Fenced`. There is no other lock.
+The next number is taken with put-if-absent, so that exactly one writer gets it. A driver's first record is its claim;
+the newest claim owns the app, and a driver whose next number was taken by another stops as `Fenced`. There is no other
+lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Ledger:
         self.paths = Paths(app)
 
     def read(self, number: int) -> Record | None:
-        """Record `number`; nothing if it has not been written."""
+        """Return record `number`; None if it has not been written."""
         path = self.paths.record(number)
         data = self.storage.get(path)
         if data is None:
@@ -50,7 +50,7 @@ class Ledger:
         return record
 
     def newest(self, near: int | None = None) -> Record | None:
-        """The newest record; nothing for an app that never ran. `near` is a number to begin to look at."""
+        """Return the newest record; None if the app never ran. The listing begins at the number `near`."""
         found: int | None = None
         after = self.paths.record(near - 1) if near else None
         for item in self.storage.list(self.paths.ledger, after):
@@ -61,12 +61,12 @@ class Ledger:
         return self.read(found)
 
     def is_newest(self, record: Record) -> bool:
-        """Whether no other record has been written since."""
+        """Return whether no other record has been written since."""
         found = self.newest(near=record.number)
         return found is not None and found.checksum == record.checksum
 
     def between(self, after: int, to: int) -> Iterator[Record]:
-        """The records after one and up to another, both known to exist, in order."""
+        """Yield the records after one number and up to another, in order; `Corrupt` if one of them is missing."""
         for number in range(after + 1, to + 1):
             record = self.read(number)
             if record is None:
@@ -77,10 +77,10 @@ class Ledger:
             yield record
 
     def append(self, record: Record, last: Record | None) -> Record:
-        """Write the record that follows `last`, or stop as `Fenced` if another has taken its number.
+        """Write the record that follows `last`; `Fenced` if another driver has taken its number.
 
-        An answer of "already exists", or no answer, may hide that our own put went through: what
-        stands there is read back and compared by its attempt.
+        A reply of "already exists", or no reply, does not mean that our own put failed: the record that is there is
+        read back, and its attempt is compared.
         """
         if last is not None:
             self.still_has(last)
@@ -97,11 +97,11 @@ class Ledger:
                 self.clock.sleep(error.retry_after or PUT_RETRIES.pause(attempt))
                 continue
             if created or self._is_ours(record):
-                # Old records are removed, and their numbers must not be taken again by one who overslept.
+                # Old records are removed, and a driver that was paused must not take their numbers again.
                 if record.number >= self._last_floor():
                     return record
                 self.storage.delete([path])
-                self.floor()  # it is damaged if it lies beyond every record: trying again would not help
+                self.floor()  # `Corrupt` if it is above every record: trying again would not help
             raise Fenced(
                 f"app {self.app!r} in {self.storage.url}: record {record.number} was written by another driver, "
                 "which owns the app now. This driver has stopped; nothing is lost."
@@ -109,9 +109,9 @@ class Ledger:
         raise AssertionError("unreachable")
 
     def floor(self, newest: Record | None = None) -> int:
-        """The number below which records may have been removed; `newest` is the newest record, if it is at hand.
+        """Return the number below which records may have been removed. `newest` is the newest record, if it is known.
 
-        The newest record states it. The file `floor` repeats it for drivers that know an older record only.
+        The newest record states it. The file `floor` repeats it for drivers that know only an older record.
         """
         newest = newest or self.newest()
         floor = max(self._last_floor(), 0 if newest is None else newest.floor)
@@ -126,11 +126,11 @@ class Ledger:
         return floor
 
     def _last_floor(self) -> int:
-        """What the file `floor` says. A driver that was paused may have put an old number into it."""
+        """Return the number in the file `floor`. A driver that was paused may have written an old one."""
         data = self.storage.get(self.paths.floor)
         if data is None:
             return 0
-        if data.isdigit():  # written before the file had a checksum: the records that are there know better
+        if data.isdigit():  # of an earlier version, without a checksum: the records are more reliable
             return min(int(data), self._oldest() or 0)
         return int(
             msgspec.json.decode(unpack_checked(data, f"{self.storage.url}: {self.paths.floor}", help=self._way_out()))[
@@ -139,17 +139,17 @@ class Ledger:
         )
 
     def raise_floor(self, number: int) -> None:
-        """Repeat in the file `floor` what the newest record states, before any record below it is removed."""
+        """Write the floor of the newest record to the file `floor`, before any record below it is removed."""
         if number > self._last_floor():
             write_checked(self.storage, self.paths.floor, {"floor": number})
 
     def numbers(self) -> list[int]:
-        """The numbers of all records that are there, in order."""
+        """Return the numbers of all records that are there, in order."""
         found = (self.paths.number(item.path) for item in self.storage.list(self.paths.ledger))
         return [number for number in found if number is not None]
 
     def _oldest(self) -> int | None:
-        """The number of the oldest record that is there."""
+        """Return the number of the oldest record that is there."""
         found = (self.paths.number(item.path) for item in self.storage.list(self.paths.ledger))
         return next((number for number in found if number is not None), None)
 
@@ -162,7 +162,7 @@ class Ledger:
         )
 
     def still_owned(self, record: Record) -> None:
-        """`Fenced` if the newest record is not of the driver that wrote this one."""
+        """Raise `Fenced` if the newest record is not of the driver that wrote this one."""
         self.still_has(record)
         newest = self.newest(near=record.number)
         if newest is None or newest.driver != record.driver:
@@ -178,17 +178,17 @@ class Ledger:
         return found is not None and found.attempt == record.attempt
 
     def still_has(self, last: Record) -> None:
-        """`Fenced` if the ledger is not the one that this record was written to."""
+        """Raise `Fenced` if the ledger is not the one that this record was written to."""
         found = self.read(last.number)
         if found is None or found.checksum != last.checksum:
             raise Fenced(
-                f"app {self.app!r} in {self.storage.url}: the ledger that this driver wrote is gone or was begun "
-                "anew. This driver has stopped and has written nothing more."
+                f"app {self.app!r} in {self.storage.url}: the ledger that this driver wrote is gone or was "
+                "replaced. This driver has stopped and has written nothing more."
             )
 
 
 def check_writable(storage: Storage, app: str) -> None:
-    """Fail early, and in words, if nothing can be written to the state directory."""
+    """Raise `InvalidUse` if the state directory cannot be written to."""
     probe = f"{Paths(app).root}/.probe"
     try:
         storage.put(probe, b"ok")

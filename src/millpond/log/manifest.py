@@ -1,8 +1,7 @@
-"""Manifests: the state at one record as runs of segments, so that nobody need read the log from its beginning.
+"""Manifests: the state at one record as runs of segments, so that the log need not be read from its beginning.
 
-A run is a list of state segments in the order of their keys, none of which overlap. Runs lie over each other,
-the oldest first: of a cell that is in several, the youngest says what it is. Together with the records after
-`upto` they are the whole state.
+A run is a list of state segments in the order of their keys, which do not overlap. Runs are in order, the oldest first:
+if a cell is in several, the newest run counts. Together with the records after `upto` they are the whole state.
 """
 
 from __future__ import annotations
@@ -37,29 +36,31 @@ class Manifest(Struct, omit_defaults=True):
     format: int
     app: str
     upto: int
-    checksum: str  # of that record: a replica knows by it whose history it has
+    checksum: str  # of that record: it tells a replica whether it has the same history
     runs: Runs = field(default_factory=dict)
 
     def files(self) -> list[Pointer]:
-        """Every segment that it names."""
+        """Return every segment that it names."""
         return [part.file for parts in self.runs.values() for runs in parts.values() for run in runs for part in run]
 
 
 def run_bytes(run: Run) -> int:
-    """The bytes of a run."""
+    """Return the size of a run."""
     return sum(part.file.bytes for part in run)
 
 
 def write_manifest(storage: Storage, path: str, manifest: Manifest) -> Pointer:
+    """Write a manifest under a new name."""
     return pointer.write_file(storage, path, msgspec.json.encode(manifest), len(manifest.files()))
 
 
 def read_manifest(storage: Storage, where: Pointer) -> Manifest:
+    """Read and check a manifest."""
     return unpack_manifest(pointer.read_file(storage, where), f"{storage.url}: {where.path}")
 
 
 def unpack_manifest(data: bytes, where: str) -> Manifest:
-    """The manifest that these bytes hold."""
+    """Decode a manifest; `Corrupt` if it is damaged, `Incompatible` if its format is newer."""
     try:
         found: dict[str, Any] = msgspec.json.decode(data)
         if found.get("format") == MANIFEST_FORMAT:

@@ -17,10 +17,10 @@ LARGEST_PART_BYTES = 512 << 20  # of text
 
 
 def count_kept_runs(runs: Sequence[Run], fresh: int) -> int:
-    """How many of the runs, oldest first, stay as they are when `fresh` bytes come on top.
+    """Return how many runs, from the oldest on, are left as they are when `fresh` bytes are added.
 
-    A run is merged with what is above it once that is half as large: so every byte is written a few times
-    at most, and all runs above the oldest come to no more than it.
+    A run is merged with the newer ones once they are half as large. So every byte is written a few times at most, and
+    all runs above the oldest together are no larger than it.
     """
     stay, above = len(runs), fresh
     while stay and run_bytes(runs[stay - 1]) <= 2 * above:
@@ -30,9 +30,9 @@ def count_kept_runs(runs: Sequence[Run], fresh: int) -> int:
 
 
 def newest_cells(tables: Sequence[pa.Table]) -> pa.Table:
-    """One row per cell, the one of the youngest table that has it; tables oldest first, the result sorted.
+    """Return one row per cell, sorted: that of the newest table that has the cell. `tables` are oldest first.
 
-    Its strings have large offsets: together they may be more than two gigabytes.
+    The strings of the result have large offsets: together they may exceed two gigabytes.
     """
     age = np.concatenate([np.full(len(table), i, dtype=np.int32) for i, table in enumerate(tables)])
     wide = [table.select(LARGE_STATE.names).cast(LARGE_STATE) for table in tables]
@@ -49,7 +49,7 @@ def newest_cells(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _repeats(column: pa.ChunkedArray) -> Any:
-    """Whether each value equals the one after it."""
+    """Return for each value but the last whether it equals the next one."""
     whole = column.combine_chunks()
     if isinstance(whole, pa.ChunkedArray):
         whole = pa.concat_arrays(whole.chunks)
@@ -57,7 +57,7 @@ def _repeats(column: pa.ChunkedArray) -> Any:
 
 
 def find_doubled_key(tables: Sequence[pa.Table]) -> bytes | None:
-    """A key with a cell that is in the tables more than once, if there is one."""
+    """Return a key with a cell that is in the tables more than once; None if there is none."""
     fields = pa.schema([LARGE_STATE.field("key"), LARGE_STATE.field("cell")])
     together = pa.concat_tables([table.select(fields.names).cast(fields) for table in tables])
     if len(together) < 2:
@@ -69,12 +69,12 @@ def find_doubled_key(tables: Sequence[pa.Table]) -> bytes | None:
 
 
 def drop_deleted(table: pa.Table) -> pa.Table:
-    """Without the cells that are gone."""
+    """Return the table without its deletions."""
     return table.filter(pc.invert(table.column("deleted")))
 
 
 def rows_between(table: pa.Table, first: str | None, end: str | None) -> pa.Table:
-    """The rows whose key lies from `first` to before `end`, by their bytes."""
+    """Return the rows whose key is at or after `first` and before `end`, compared by bytes."""
     keys = table.column("key")
     mask = pa.array(np.ones(len(table), dtype=bool))
     if first is not None:
@@ -85,7 +85,7 @@ def rows_between(table: pa.Table, first: str | None, end: str | None) -> pa.Tabl
 
 
 def split_table(table: pa.Table, most: int = LARGEST_PART_ROWS) -> Iterator[pa.Table]:
-    """A sorted table in pieces of about so many rows, and of text; the cells of one key stay together."""
+    """Yield a sorted table in pieces of limited rows and text; the cells of one key stay together."""
     start = 0
     keys, sizes = table.column("key"), np.cumsum(text_bytes(table))
     while start < len(table):
@@ -99,6 +99,6 @@ def split_table(table: pa.Table, most: int = LARGEST_PART_ROWS) -> Iterator[pa.T
 
 
 def part_bounds(run: Run) -> list[tuple[Part, str | None, str | None]]:
-    """The parts of a run with the keys from which and before which each is the one to look in."""
+    """Return the parts of a run, each with its first key and the first key of the next; None is no bound."""
     firsts: list[str | None] = [None, *(part.first for part in run[1:])]
     return list(zip(run, firsts, [*firsts[1:], None], strict=True))

@@ -31,11 +31,11 @@ SAVEPOINT = "savepoint.json"
 
 MOST_NAME = 120  # bytes of UTF-8
 MOST_ELEMENT = 255  # bytes of one element of a path, on every file system in use
-_CUT = "%~"  # behind it the hash of a name that is too long; a quoted name never contains it
+_CUT = "%~"  # the hash of a name that is too long follows; a quoted name never contains this
 
 
 def check_name(name: object, what: str) -> str:
-    """The one rule for the names of apps, streams, steps, tables and sinks; `InvalidUse` if one breaks it.
+    """Return a name of an app, stream, step, table or sink if it is valid, or raise `InvalidUse`.
 
     >>> from millpond.log.paths import check_name
     >>> check_name("заказы", "App(name)")
@@ -62,10 +62,10 @@ def check_name(name: object, what: str) -> str:
 
 
 def quote_name(name: str, most: int = MOST_ELEMENT) -> str:
-    """A user's name as one path element, readable and reversible.
+    """Quote a user's name as one path element that is readable and can be reversed.
 
-    Other characters than ASCII take three bytes for each of theirs. A name that is then longer than `most` is cut, and
-    ends with a hash.
+    Each byte of a character outside ASCII becomes three. A name that is then longer than `most` is cut and ends with a
+    hash.
 
     >>> from millpond.log.paths import quote_name
     >>> quote_name("per minute"), quote_name("naïve")
@@ -78,7 +78,7 @@ def quote_name(name: str, most: int = MOST_ELEMENT) -> str:
 
 
 def cut_name(quoted: str, most: int) -> str:
-    """A quoted name, if it is not longer than that, or else its beginning and a hash of it."""
+    """Return a quoted name if it has at most `most` bytes, or else its beginning and its hash."""
     if len(quoted) <= most:
         return quoted
     ending = _CUT + blake2b(quoted.encode(), digest_size=16).hexdigest()
@@ -91,13 +91,13 @@ def is_cut_name(element: str) -> bool:
 
 
 def unquote_name(element: str) -> str:
-    """The user's name back from a path element."""
+    """Return the user's name in a path element."""
     return unquote(element)
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What makes a file's name one that no other attempt can have: the batch, the driver, a nonce."""
+    """The unique part of a file's name: the batch, the driver and a nonce."""
 
     batch: int
     driver: str
@@ -107,11 +107,13 @@ class Attempt:
         return f"{self.batch:020d}-{self.driver}-{self.nonce}"
 
 
-_SHADOW = "\x00"  # in no name of a user's app
+_SHADOW = "\x00"  # which no name of a user's app contains
 
 
 def shadow_of(app: str, id: str) -> str:
-    """The name of an app that rebuilds a step of another. No app of a user's can have it, and its place is the other's.
+    """Return the name of the app that rebuilds a step of another. Its files are below those of the other.
+
+    No app of a user can have such a name.
 
     >>> from millpond.log.paths import Paths, shadow_of
     >>> Paths(shadow_of("orders", "5e1f")).root
@@ -133,7 +135,7 @@ class Paths:
 
     @property
     def shadows(self) -> str:
-        """Where the apps are that rebuild steps of this one."""
+        """The folder of the apps that rebuild steps of this one."""
         return f"{self.root}/rebuild"
 
     @property
@@ -148,12 +150,12 @@ class Paths:
         return f"{self.ledger}/{number:020d}.json"
 
     def number(self, record: str) -> int | None:
-        """The number in a record's path; nothing if the file is no record."""
+        """Return the number in a record's path; None if the file is not a record."""
         stem = record.rsplit("/", 1)[-1].removesuffix(".json")
         return int(stem) if len(stem) == 20 and stem.isdigit() else None
 
     def batch(self, path: str) -> int | None:
-        """The batch in the path of anything that an attempt wrote; nothing if there is none."""
+        """Return the batch in the path of a file that an attempt wrote; None for other files."""
         for element in reversed(path.split("/")):
             if len(element) > 20 and element[:20].isdigit() and element[20] == "-":
                 return int(element[:20])
@@ -221,7 +223,7 @@ FOLDERS = tuple(kind.folder for kind in FILE_KINDS if kind.folder is not None)
 
 
 def file_kind(path: str) -> FileKind | None:
-    """The kind of a file, by its path below `state_dir` or below a savepoint; None for a file of others.
+    """Return the kind of a file, by its path below `state_dir` or a savepoint; None for a file that is not ours.
 
     >>> from millpond.log.paths import Paths, file_kind
     >>> file_kind(Paths("orders").record(7)).name

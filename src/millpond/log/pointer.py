@@ -11,7 +11,7 @@ from millpond.storage import Storage
 
 
 class Pointer(Struct, frozen=True):
-    """Names one immutable file; whoever reads it checks that it is still what was written."""
+    """Names one immutable file; every read checks that its bytes are those that were written."""
 
     path: str
     rows: int
@@ -20,13 +20,13 @@ class Pointer(Struct, frozen=True):
 
 
 def write_file(storage: Storage, path: str, data: bytes | memoryview, rows: int) -> Pointer:
-    """Write a file under a name that nothing else has, durably, and point to it."""
+    """Write a file under a new name, durably, and return a pointer to it."""
     storage.put(path, data)
     return Pointer(path, rows, len(data), checksum(data))
 
 
 def read_file(storage: Storage, pointer: Pointer) -> bytes:
-    """The bytes that were written, or `Corrupt`: never other bytes."""
+    """Return the bytes that were written; `Corrupt` if the file is missing or has changed."""
     data = storage.get(pointer.path)
     if data is None:
         raise Corrupt(f"{storage.url}: {pointer.path} is missing, and the ledger needs it. {_help(pointer.path)}")
@@ -39,7 +39,7 @@ def read_file(storage: Storage, pointer: Pointer) -> bytes:
 
 
 def _help(path: str) -> str:
-    """What is lost with a file, and what can be done about it."""
+    """Say what a damaged file held, and what can be done about it."""
     match path.split("/"):
         case [_, "rebuild", *_]:
             return "It belongs to a rebuild of a step: call rebuild again. The app itself has not been changed."

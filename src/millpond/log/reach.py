@@ -1,4 +1,4 @@
-"""Which records the state can still be made from, and from which manifest.
+"""Which batches are within reach: their state can still be made from what retention has kept.
 
 The state at a record is the runs of its manifest and the segments of the records after that. Retention removes both,
 and a file can be damaged. Every reader that looks for another manifest than the newest looks here: an earlier one
@@ -25,7 +25,7 @@ MOST_READ_ATTEMPTS = 5  # at a read that retention overtakes
 
 
 def earlier_manifest(ledger: Ledger, manifest: Pointer, born: int, epoch: int, below: int) -> Record | None:
-    """The newest record, from `below` down, that has another manifest than this one, or none and the whole log.
+    """Return the newest record, from `below` down, with another manifest, or with none if the log is complete.
 
     None if there is no such record in this epoch: a manifest from before a rewrite holds other state.
     """
@@ -41,8 +41,9 @@ def earlier_manifest(ledger: Ledger, manifest: Pointer, born: int, epoch: int, b
 
 
 def readable_manifest(ledger: Ledger, record: Record) -> Manifest | None:
-    """The newest manifest that is whole and holds the state up to a record of the same epoch; None where the state is
-    the whole log. A damaged one is logged, and `Corrupt` if there is no other.
+    """Return the newest undamaged manifest of a record's epoch; None if the state is the whole log.
+
+    A damaged manifest is logged, and an earlier one is used. `Corrupt` if there is no other.
     """
     found = record
     while True:
@@ -59,15 +60,15 @@ def readable_manifest(ledger: Ledger, record: Record) -> Manifest | None:
 
 
 def is_kept(ledger: Ledger, manifest: Pointer, floor: int) -> bool:
-    """Whether retention keeps a manifest, by its name: the log since then must be there.
+    """Return whether retention keeps a manifest, by the number in its name: the log since then must be there.
 
-    A compaction's manifest is called by the record that it stands for, a rewrite's by the one after that.
+    The name of a compaction's manifest has the number of its record, that of a rewrite the number after it.
     """
     return (ledger.paths.batch(manifest.path) or 0) >= floor - 1
 
 
 def within_reach(ledger: Ledger, batch: int, newest: Record) -> Record | None:
-    """The record of a batch, if the state at it can be made from what is kept."""
+    """Return the record of a batch, if its state can be made from what is kept; None otherwise."""
     floor = max(newest.born, ledger.floor(newest))
     if not floor <= batch <= newest.number:
         return None
@@ -81,17 +82,17 @@ def within_reach(ledger: Ledger, batch: int, newest: Record) -> Record | None:
 
 
 def oldest_within_reach(ledger: Ledger, newest: Record) -> int:
-    """The oldest batch that is within reach. The records right above the floor may only be the log that it needs."""
+    """Return the oldest batch within reach. Records right above the floor may be there only as its log."""
     floor = max(newest.born, ledger.floor(newest))
     found = (number for number in range(floor, newest.number) if within_reach(ledger, number, newest) is not None)
     return next(found, newest.number)
 
 
 def read_beside_retention(ledger: Ledger, read: Callable[[], Iterable[T]], what: str) -> Iterator[T]:
-    """What `read` gives. It starts over if the app, which may run on, has removed what was about to be read.
+    """Yield what `read` yields, and start over if the running app has removed files that were about to be read.
 
-    That is so if the floor has moved since and the second attempt does not find the same damage. `Unavailable` if it
-    happens each time, or after something was given already: that cannot be taken back.
+    That is assumed if the floor has moved and the next attempt does not find the same damage. `Unavailable` if it
+    happens each time, or after something was yielded already.
     """
     found: Corrupt | None = None
     for _ in range(MOST_READ_ATTEMPTS):

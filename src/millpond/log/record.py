@@ -1,7 +1,7 @@
 """One record of the ledger, and its bytes.
 
 A record is a JSON object whose first field is the checksum of the rest of the file. It holds all that
-a driver on an empty machine needs to go on, except the state itself, which it points to:
+a driver on an empty machine needs to continue, except the state itself, to which it points:
 
 - a claim or a release says who owns the app, and repeats what the record before it said;
 - a commit says what one batch read, changed and put out;
@@ -32,14 +32,14 @@ Pointers = dict[str, dict[int, list[Pointer]]]  # step or sink → partition →
 
 
 class Position(Struct, omit_defaults=True):
-    """How far a stream has been read: `entries` laid over those in the file `base`, if there is one."""
+    """How far a stream has been read: the entries in the file `base`, if there is one, updated with `entries`."""
 
     entries: dict[str, Any] = field(default_factory=dict)
     base: Pointer | None = None
 
 
 class StepInfo(Struct, omit_defaults=True):
-    """What a step was when it last wrote: enough to read its state without the program."""
+    """The definition of a step when it last wrote: enough to read its state without the program."""
 
     kind: str
     version: int = 1
@@ -69,7 +69,7 @@ class StreamTime(Struct, omit_defaults=True, frozen=True):
 
 
 class Began(Struct, omit_defaults=True, frozen=True):
-    """What a batch began with where the record before it does not tell: quiet streams, and the end of the input.
+    """What a batch began with that the record before it does not say: quiet streams, and the end of the input.
 
     Together with positions, watermarks and the time of the batch it lets a rebuild run the batch again as it was.
     """
@@ -81,7 +81,7 @@ class Began(Struct, omit_defaults=True, frozen=True):
 
 
 class Record(Struct, kw_only=True, omit_defaults=True):
-    """A record. What describes the app as a whole is carried from record to record; the rest is its own."""
+    """A record. What describes the app as a whole is carried over to the next record; the rest is its own."""
 
     format: int
     kind: Kind
@@ -144,7 +144,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
         return self.number + self.arrivals
 
     def followed_by(self, kind: Kind, *, driver: str, attempt: str, time: float, **own: Any) -> Record:
-        """The next record: what is carried from this one, and what is its own."""
+        """Return the next record: what is carried over from this one, and what is its own."""
         carried = {name: getattr(self, name) for name in CARRIED}
         return Record(
             **{
@@ -188,13 +188,13 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 def pack_record(record: Record) -> tuple[Record, bytes]:
-    """The record with its checksum, and its bytes."""
+    """Return the record with its checksum, and its bytes."""
     data = pack_checked(msgspec.structs.replace(record, checksum=""))
     return msgspec.structs.replace(record, checksum=data[_CHECKSUM : _CHECKSUM + 32].decode()), data
 
 
 def unpack_record(data: bytes, where: str) -> Record:
-    """The record that these bytes hold, whole and unharmed, or `Corrupt`."""
+    """Decode a record; `Corrupt` if any byte has changed, `Incompatible` if its format is newer."""
     found = msgspec.json.decode(unpack_checked(data, where, help=_WAY_OUT)).get("format")
     if found not in READABLE_FORMATS:
         raise Incompatible(

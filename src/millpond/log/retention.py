@@ -1,4 +1,4 @@
-"""Retention: which commits stay within reach, and the removal of files that nothing needs any more.
+"""Retention: which commits stay within reach, and the removal of files that no kept record needs.
 
 A file is removed only if no record that is kept names it, by itself or through its manifest, and in two steps: first a
 record states the floor below which files may go, then they go. So a driver that has lost the app removes nothing
@@ -28,14 +28,14 @@ CLOCK_JUMP_PARTS = 4  # a jump of the clock counts as this part of the duration 
 
 @dataclass(frozen=True)
 class Keep:
-    """How much of the past stays within reach: the last so many records, and those of the last so many seconds."""
+    """How much of the past stays within reach: a number of records, and all records of some seconds."""
 
     batches: int = 1000
     seconds: float = 0.0
 
 
 def parse_keep(keep: int | str | timedelta, where: str) -> Keep:
-    """What a user says of it: so many batches, or a duration."""
+    """Parse `keep` as users give it: a number of batches, or a duration."""
     if type(keep) is not int:
         return Keep(1, seconds(keep, where))
     if keep < 1:
@@ -44,7 +44,7 @@ def parse_keep(keep: int | str | timedelta, where: str) -> Keep:
 
 
 def record_files(record: Record) -> Iterator[Pointer]:
-    """Every file that a record names by itself."""
+    """Yield every file that a record names itself, not through its manifest."""
     for named in (record.segments, record.outputs):
         for parts in named.values():
             for files in parts.values():
@@ -53,7 +53,7 @@ def record_files(record: Record) -> Iterator[Pointer]:
 
 
 def carried_files(record: Record) -> Iterator[Pointer]:
-    """The files that a record names and that may be of earlier batches: positions, Spark's, its manifest."""
+    """Yield the files of a record that earlier batches may have written: positions, Spark's files, its manifest."""
     for position in record.positions.values():
         if position.base is not None:
             yield position.base
@@ -64,9 +64,9 @@ def carried_files(record: Record) -> Iterator[Pointer]:
 
 
 class CarriedFiles:
-    """What the records of a ledger name beside their own segments: positions, Spark's checkpoint files, manifests.
+    """The `carried_files` of the records of a ledger.
 
-    Records never change, so each is read once, and only where these files change is it remembered.
+    Records never change, so each is read once, and remembered only if these files differ from those of the one before.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -75,7 +75,7 @@ class CarriedFiles:
         self._upto = -1
 
     def since(self, floor: int, newest: Record) -> set[Pointer]:
-        """The files that the records from the floor to the newest one name."""
+        """Return the files that the records from the floor to the newest one name."""
         for record in self._ledger.between(max(self._upto, floor - 1), newest.number):
             self._read(record)
         past = [number for number, _ in self._changes if number <= floor]
@@ -100,7 +100,7 @@ def next_floor(ledger: Ledger, newest: Record, keep: Keep) -> int:
 
 
 def prune(storage: Storage, ledger: Ledger, newest: Record, carried: CarriedFiles) -> None:
-    """Remove what lies below the floor that the newest record, the caller's own, states."""
+    """Remove what is below the floor that the newest record states. That record is the caller's own."""
     floor, paths = newest.floor, ledger.paths
     numbers = ledger.numbers()
     if not numbers or numbers[0] >= floor:
@@ -111,11 +111,13 @@ def prune(storage: Storage, ledger: Ledger, newest: Record, carried: CarriedFile
     needed = _needed_paths(ledger, carried.since(max(floor, newest.born), newest), floor)
     ledger.still_owned(newest)
     storage.delete([path for path in old if path not in needed])
-    storage.delete([paths.record(number) for number in numbers if number < floor])  # last: the rest is found by them
+    storage.delete(
+        [paths.record(number) for number in numbers if number < floor]
+    )  # last: the other files are found by them
 
 
 def _needed_paths(ledger: Ledger, files: set[Pointer], floor: int) -> set[str]:
-    """The paths of these files, and of what the manifests among them name, if they are within reach."""
+    """Return the paths of these files, and of what the manifests among them name, if they are within reach."""
     found = {file.path for file in files}
     for file in files:
         if file.path.startswith(f"{ledger.paths.root}/manifests/") and is_kept(ledger, file, floor):
@@ -150,9 +152,9 @@ def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
 
 
 def _rolled_back_starts(ledger: Ledger, newest: Record) -> Iterator[int]:
-    """Where the ranges of records begin that were rolled back, and whose deliveries are not void in their targets yet.
+    """Yield where the ranges of rolled-back records begin whose deliveries are not void in their targets yet.
 
-    Not those of a sink that is gone from the program: it may never come back.
+    Ranges of a sink that is gone from the program are left out: it may never come back.
     """
     for sink in newest.void_ranges.keys() & newest.deliveries.keys():
         for begin, end in newest.void_ranges[sink]:
@@ -162,11 +164,11 @@ def _rolled_back_starts(ledger: Ledger, newest: Record) -> Iterator[int]:
 
 
 def _seconds_between(ledger: Ledger, older: Record, newer: Record, longest: float) -> float:
-    """Seconds from one record to a later one, by the times in them, as far as these can be trusted.
+    """Return the seconds from one record to a later one, as far as the times in them can be trusted.
 
-    The clock of a machine may be set years ahead and back again. So no two neighbours are taken to be more than
-    `longest` apart, nor less than nothing: a single wrong time makes no record old. After a real pause that long
-    more is kept than was asked for.
+    The clock of a machine may be set years ahead and back again. So two neighbours count as at most `longest` and at
+    least zero seconds apart: a single wrong time makes no record old. After a real pause that is longer, more is kept
+    than was asked for.
     """
     passed = newer.time - older.time
     if passed <= longest or newer.number - older.number <= 1:
@@ -178,10 +180,10 @@ def _seconds_between(ledger: Ledger, older: Record, newer: Record, longest: floa
 
 
 def find_orphans(storage: Storage, ledger: Ledger, before: int, driver: str = "") -> list[str]:
-    """Files of batches before a record that nothing names: of attempts that failed. What `driver` wrote is left alone.
+    """Return the files of batches before a record that no record names: those of failed attempts.
 
-    Records are read after the files are listed: what is named by then is no orphan. `Corrupt` if a record or a
-    manifest that is to be there cannot be read, for nothing is known then of what it names.
+    Files that `driver` wrote are left out. Records are read after the files are listed: what is named by then is no
+    orphan. `Corrupt` if a record or a manifest that must be there cannot be read: it may name any file.
     """
     paths = ledger.paths
     listed = [item.path for folder in FOLDERS for item in storage.list(f"{paths.root}/{folder}")]

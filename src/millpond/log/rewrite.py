@@ -1,9 +1,9 @@
-"""Rewrites: other state in the place of what was, in one commit.
+"""Rewrites: the state is replaced by other state, in one commit.
 
-Rescaling, renaming, migrating, rolling back and restoring are the same act: new runs of segments are written
-beside the old ones, a manifest names them, and one record makes them the state and begins a new epoch, so that
-replicas from before are never taken for those after. Until that record nothing has changed, and what was written
-for one that never came is nobody's and is removed.
+Rescaling, renaming, migrating, rolling back and restoring work in the same way: new runs of segments are written beside
+the old ones, a manifest names them, and one record makes them the state and begins a new epoch, so that replicas from
+before are never taken for those after it. Until that record nothing has changed; if it is never written, the new files
+are orphans and are removed later.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Upgrade = Callable[[list[Change]], list[Change]]  # the cells of one key to the 
 
 @dataclass(frozen=True)
 class RewriteJob:
-    """The work of one partition: the state of its steps, and where it is to go."""
+    """The rewrite of one partition: the state of its steps, and the partitions that it goes to."""
 
     app: str
     partition: int
-    partitions: int  # as many as there are to be
+    partitions: int  # after the rewrite
     moves: bool  # whether keys may belong to another partition than before
     attempt: Attempt
     steps: dict[str, tuple[str, list[Run], list[Pointer]]]  # old name → new name, runs, fresh segments
@@ -50,7 +50,7 @@ RewrittenRuns = dict[str, dict[int, list[Run]]]  # step → partition → runs
 
 
 def rewrite_partition(storage: Storage, work: RewriteJob, upgrades: Mapping[str, Upgrade]) -> RewrittenRuns:
-    """Do the work; runs in a task, and writes under names of its own."""
+    """Rewrite one partition. Runs in a task, and writes files under new names."""
     found: RewrittenRuns = {}
     for old, (name, runs, fresh) in work.steps.items():
         upgrade = upgrades.get(old)
@@ -64,7 +64,7 @@ def rewrite_partition(storage: Storage, work: RewriteJob, upgrades: Mapping[str,
             for partition, mine in _split_by_partition(table, work.partitions):
                 run = list(_write_parts(storage, work, name, partition, mine))
                 if upgrade is None and partition in parts:
-                    parts[partition][-1] += run  # the keys go on where those of the last table ended
+                    parts[partition][-1] += run  # its keys follow those of the last table
                 else:
                     parts.setdefault(partition, []).append(run)
         found[name] = parts
@@ -72,7 +72,7 @@ def rewrite_partition(storage: Storage, work: RewriteJob, upgrades: Mapping[str,
 
 
 def _on_top(storage: Storage, work: RewriteJob, name: str, runs: list[Run], fresh: list[Pointer]) -> list[Run]:
-    """What was compacted stays as it is; what was not becomes one more run."""
+    """Keep the runs, and make one more of the segments that are not compacted."""
     if not fresh:
         return runs
     table = merge.newest_cells([segment.state_table(pointer.read_file(storage, file)) for file in fresh])
@@ -81,7 +81,7 @@ def _on_top(storage: Storage, work: RewriteJob, name: str, runs: list[Run], fres
 
 
 def read_living_cells(storage: Storage, runs: list[Run], fresh: list[Pointer]) -> Iterator[pa.Table]:
-    """All living cells of a step in one partition, some at a time, in the order of their keys."""
+    """Yield all cells of a step in one partition that are not deleted, as tables, in the order of their keys."""
 
     def table(file: Pointer) -> pa.Table:
         return segment.state_table(pointer.read_file(storage, file))
@@ -141,26 +141,26 @@ class Rewriter:
     at: Callable[[When], None] = field(default=lambda when: None)
 
     def plan_jobs(
-        self, of: Record, last: Record, *, partitions: int | None = None, names: Mapping[str, str] | None = None
+        self, source: Record, last: Record, *, partitions: int | None = None, names: Mapping[str, str] | None = None
     ) -> list[RewriteJob]:
-        """What there is to do to have the state of one record in the place of that of the last."""
-        names, count = names or {}, partitions or of.partitions
-        held = readable_manifest(self.ledger, of) or Manifest(MANIFEST_FORMAT, of.app, of.born - 1, "")
+        """Return the jobs that replace the state of the last record by that of another; both may be the same."""
+        names, count = names or {}, partitions or source.partitions
+        held = readable_manifest(self.ledger, source) or Manifest(MANIFEST_FORMAT, source.app, source.born - 1, "")
         found: dict[int, dict[str, tuple[str, list[Run], list[Pointer]]]] = {}
         for step, parts in held.runs.items():
             for partition, runs in parts.items():
                 found.setdefault(partition, {})[step] = (names.get(step, step), runs, [])
-        for record in self.ledger.between(max(held.upto, of.epoch - 1), of.number):
+        for record in self.ledger.between(max(held.upto, source.epoch - 1), source.number):
             for step, segments in record.segments.items():
                 for partition, files in segments.items():
                     mine = found.setdefault(partition, {})
                     mine.setdefault(step, (names.get(step, step), [], []))[2].extend(files)
         attempt = Attempt(last.number + 1, self.driver, "")
-        moves = count != of.partitions
-        return [RewriteJob(of.app, p, count, moves, attempt, steps) for p, steps in sorted(found.items())]
+        moves = count != source.partitions
+        return [RewriteJob(source.app, p, count, moves, attempt, steps) for p, steps in sorted(found.items())]
 
     def rewrite(self, works: list[RewriteJob], last: Record, upgrades: Mapping[str, Upgrade] | None = None) -> Pointer:
-        """Do it. The manifest stands for the state at `last`, whose place in the log it takes."""
+        """Run the jobs, and return the manifest of the new state. It replaces the log up to `last`."""
         self.at("before")
         results = self.each(partial(rewrite_partition, upgrades=dict(upgrades or {})), works) if works else []
         self.at("during")
@@ -179,7 +179,7 @@ class Rewriter:
         return found_pointer
 
     def _check_keys_differ(self, runs: Runs, steps: set[str]) -> None:
-        """A migration that makes one key of two would lose what one of them held."""
+        """Raise `Incompatible` if a migration gives two keys the same new one: the state of one would be lost."""
         for step in sorted(steps):
             parts = list(runs.get(step, {}).values())
             doubled = [key for key in (self.each(find_doubled_key_in, parts) if parts else []) if key is not None]
@@ -192,11 +192,11 @@ class Rewriter:
 
 
 def find_doubled_key_in(storage: Storage, runs: list[Run]) -> bytes | None:
-    """A key with a cell that is in the runs more than once, if there is one."""
+    """Return a key with a cell that is in the runs more than once; None if there is none. Runs in a task."""
     tables = [segment.state_table(pointer.read_file(storage, part.file)) for run in runs for part in run]
     return merge.find_doubled_key(tables) if tables else None
 
 
 def rewrite_fields(manifest: Pointer, last: Record, why: str, **own: Any) -> dict[str, Any]:
-    """What a record that rewrites the state says."""
+    """Return the fields of a record that replaces the state."""
     return {"manifest": manifest, "epoch": last.number + 1, "why": why, **own}

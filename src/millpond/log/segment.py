@@ -49,7 +49,7 @@ OUTPUT = pa.schema([pa.field("order", pa.int64(), nullable=False), pa.field("row
 
 
 class Change(NamedTuple):
-    """One change of one cell; `value` None is a deletion. Live or on replay, a change is applied alike."""
+    """One change of one cell; `value` None is a deletion. It is applied in the same way live and on replay."""
 
     key: bytes
     cell: bytes
@@ -60,7 +60,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentOrigin:
-    """What a segment says of itself, for people and tools that find it without the ledger."""
+    """The metadata of a segment, for people and tools that read it without the ledger."""
 
     app: str
     of: str  # the step or the sink
@@ -85,7 +85,7 @@ def _to_parquet(table: pa.Table, origin: SegmentOrigin) -> memoryview:
 
 
 def _text_array(values: Sequence[bytes | None]) -> Any:
-    # Every value comes out of the codec, so it is UTF-8 already.
+    # Every value comes from the codec, so it is UTF-8.
     found = pa.array(values, pa.binary())
     if isinstance(found, pa.ChunkedArray):  # more than two gigabytes of them
         return pa.chunked_array([chunk.view(pa.string()) for chunk in found.chunks], pa.string())
@@ -93,7 +93,7 @@ def _text_array(values: Sequence[bytes | None]) -> Any:
 
 
 def changes_table(changes: Sequence[Change]) -> pa.Table:
-    """Changes, sorted by key and cell, as a table."""
+    """Return changes, sorted by key and cell, as a table."""
     keys, cells, values, dues, walls = zip(*changes, strict=True) if changes else ((), (), (), (), ())
     written, whole = _text_array(values), pa.int64()
     columns = [
@@ -108,27 +108,27 @@ def changes_table(changes: Sequence[Change]) -> pa.Table:
 
 
 def pack_state(changes: Sequence[Change], origin: SegmentOrigin) -> memoryview:
-    """Changes, sorted by key and cell, as a Parquet file."""
+    """Encode changes, sorted by key and cell, as a Parquet file."""
     return _to_parquet(changes_table(changes), origin)
 
 
 def state_table(data: bytes) -> pa.Table:
-    """A state segment as a table."""
+    """Decode a state segment as a table."""
     return _open_parquet(data).read(use_threads=False)
 
 
 def _open_parquet(data: bytes) -> pq.ParquetFile:
-    # `pq.read_table` takes it for a dataset, whose threads have made processes abort that were about to end.
+    # `pq.read_table` opens a dataset, whose threads have aborted processes at their exit.
     return pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
 
 
 def pack_table(table: pa.Table, origin: SegmentOrigin) -> memoryview:
-    """A table of state, sorted by key and cell, as a Parquet file."""
+    """Encode a table of state, sorted by key and cell, as a Parquet file."""
     return _to_parquet(_with_file_types(table), origin)
 
 
 def text_bytes(table: pa.Table) -> np.ndarray[Any, Any]:
-    """How many bytes of text each row of a table of state has."""
+    """Return the number of bytes of text in each row of a table of state."""
     found = np.zeros(len(table), np.int64)
     for name in ("key", "cell", "value"):
         found += pc.fill_null(pc.binary_length(table.column(name)), 0).to_numpy()
@@ -136,7 +136,7 @@ def text_bytes(table: pa.Table) -> np.ndarray[Any, Any]:
 
 
 def _with_file_types(table: pa.Table) -> pa.Table:
-    """A table of state with the types of its files, in as many chunks as they need."""
+    """Return a table of state with the types of segments, in as many chunks as these need."""
     if table.schema.types == STATE.types:
         return table
     ends = _cut_points(np.cumsum(text_bytes(table)))
@@ -153,7 +153,7 @@ def _cast(table: pa.Table) -> pa.Table:
 
 
 def _cut_points(sizes: np.ndarray[Any, Any]) -> list[int]:
-    """Where to cut rows so that no part holds more than `MOST_TEXT` bytes; `sizes` is how many there are up to each."""
+    """Return where to cut rows so that no part has more than `MOST_TEXT` bytes. `sizes` are cumulated bytes."""
     ends, done = [], 0
     while done < len(sizes):
         before = int(sizes[done - 1]) if done else 0
@@ -163,12 +163,12 @@ def _cut_points(sizes: np.ndarray[Any, Any]) -> list[int]:
 
 
 def unpack_state(data: bytes) -> list[Change]:
-    """The changes of a state segment, in its order."""
+    """Decode the changes of a state segment, in order."""
     return read_changes(state_table(data))
 
 
 def read_changes(table: pa.Table) -> list[Change]:
-    """The rows of a table of state."""
+    """Return the rows of a table of state as changes."""
     columns: list[list[Any]] = [_column_bytes(table.column(name)) for name in ("key", "cell", "value")]
     for name in ("due", "wall"):
         column = table.column(name)
@@ -179,14 +179,14 @@ def read_changes(table: pa.Table) -> list[Change]:
 def pack_outputs(
     orders: Iterable[int] | np.ndarray[Any, Any], blocks: Sequence[TextBlock], origin: SegmentOrigin
 ) -> memoryview:
-    """Encoded outputs, in blocks, with the places of the rows that caused them, as a Parquet file."""
+    """Encode outputs as a Parquet file; `orders` are the places of the rows that caused them."""
     texts = [text for block in blocks for text in (_text_columns(block) if isinstance(block, bytes) else [block])]
     columns = [pa.array(orders, pa.int64()), pa.chunked_array(texts, pa.string())]
     return _to_parquet(pa.Table.from_arrays(columns, schema=OUTPUT), origin)
 
 
 def _text_columns(lines: bytes) -> list[pa.StringArray]:
-    """The same as `column_of`, for any number of bytes."""
+    """As `text_column`, for any number of bytes."""
     if len(lines) <= MOST_TEXT:
         return [text_column(lines)]
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")) + 1
@@ -196,7 +196,7 @@ def _text_columns(lines: bytes) -> list[pa.StringArray]:
 
 
 def text_column(lines: bytes) -> pa.StringArray:
-    """Lines of text as a column, without an object for each; there are fewer than two gigabytes of them."""
+    """Return lines of text as a column, without a Python object for each. They have less than two gigabytes."""
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
     places = np.zeros(len(ends) + 1, np.int32)
     places[1:] = ends - np.arange(len(ends))
@@ -205,7 +205,7 @@ def text_column(lines: bytes) -> pa.StringArray:
 
 
 def unpack_outputs(data: bytes) -> tuple[np.ndarray[Any, Any], list[bytes]]:
-    """The places and the encoded rows of an output segment, in its order."""
+    """Decode the places and the encoded rows of an output segment, in order."""
     table = _open_parquet(data).read(use_threads=False)
     rows = _column_bytes(table.column("row"))
     return table.column("order").to_numpy(), rows  # type: ignore[return-value]
@@ -218,7 +218,7 @@ def _column_bytes(column: pa.ChunkedArray) -> list[bytes | None]:
 
 
 def unpack_key(data: bytes, key: bytes) -> list[Change]:
-    """The changes of one key in a state segment."""
+    """Decode the changes of one key in a state segment."""
     file, wanted = _open_parquet(data), key.decode()
     groups = [i for i in range(file.metadata.num_row_groups) if _may_hold(file.metadata.row_group(i), wanted)]
     table = file.read_row_groups(groups, use_threads=False)
