@@ -43,12 +43,12 @@ from millpond.timing import duration, seconds
 class App(AdminVerbs):
     """A named pipeline. Its streams, steps and sinks are added to it, and then it runs.
 
-    `state_dir` is a path, an object-store URL or "memory://". `partitions` is how many parts the keys fall
-    into; it is kept with the state, and nothing means as many as tasks run at once. `local_dir` is where each
-    host keeps its replicas: `MILLPOND_LOCAL_DIR`, or a folder among the temporary files, if nothing is said.
+    `state_dir` is a path, an object-store URL or "memory://". `partitions` is the number of parts that the keys are
+    divided into. It is stored with the state; None means one for each task that can run at the same time. `local_dir`
+    is the folder for each host's replicas; None means `MILLPOND_LOCAL_DIR`, or a folder below the temporary files.
 
-    The log is compacted after `compact_every` batches, or sooner if they are large. `keep` says how much of the
-    past stays within reach of `history`, `at` and rollback: so many batches, or all of a duration such as "7d".
+    The log is compacted after `compact_every` batches, or sooner if they are large. `keep` is how much of the past
+    stays within reach of `history`, `at` and rollback: a number of batches, or a duration such as "7d".
 
     >>> import millpond as mp
     >>> app = mp.App("hello", state_dir="memory://")
@@ -104,15 +104,15 @@ class App(AdminVerbs):
         type: Any = None,
         on_error: OnError = "stop",
     ) -> Stream[Any]:
-        """A stream of the rows of a source, or of any streaming Spark DataFrame.
+        """Return a stream of the rows of a source, or of any streaming Spark DataFrame.
 
-        `timestamp` is the field or function that gives a row its event time. The watermark is the newest
-        time so far less `disorder`. A source that was read to its end and has been quiet for `idle_after`
-        of the clock holds the watermark back no longer; when all of it is quiet the watermark goes on at the
-        pace of the clock (where times are whole numbers, by one a second). A row whose time lies more than
-        `ahead` in the future, of the clock and of all rows so far, is not believed: it meets `on_error`, or goes to
-        the stream's `late` rows where that is "stop" and somebody reads them. `type` is the dataclass or Struct
-        that rows become. `on_error` says what happens to rows that fail, here and in the steps below.
+        `timestamp` is the field or function that gives a row its event time. The watermark is the newest time so far
+        less `disorder`. A source partition that was read to its end and has been quiet for `idle_after` of the clock no
+        longer holds the watermark back; when all partitions are quiet, the watermark advances with the clock (by one
+        per second if times are whole numbers). A row whose time is more than `ahead` after the clock and after all rows
+        so far is refused: it is handled by `on_error`, or, if that is "stop" and the program reads the stream's `late`
+        rows, becomes one of those. `type` is the dataclass or Struct that rows become. `on_error` says what happens to
+        rows that fail, here and in the steps below.
 
         >>> import millpond as mp
         >>> app = mp.App("orders")
@@ -125,7 +125,9 @@ class App(AdminVerbs):
             )
         self._graph.claim(name, "stream")
         if timestamp is None and (disorder or idle_after is not None):
-            raise InvalidUse(f"stream {name!r}: disorder= and idle_after= speak of event time, so timestamp= is needed")
+            raise InvalidUse(
+                f"stream {name!r}: disorder= and idle_after= are about event time, so timestamp= is needed"
+            )
         read = g.Read(
             name,
             source,
@@ -145,16 +147,16 @@ class App(AdminVerbs):
         deleted: Callable[[Any], Any] | None = None,
         **how: Unpack[StateOptions],
     ) -> Table:
-        """The latest row of every key of a stream, which other streams `lookup`.
+        """Return a table: the latest row of every key of a stream, for the `lookup` of other streams.
 
-        The latest is the newest by event time where the rows have one, and of those of one time, or of none, the last
-        to arrive. A row for which `deleted` is true removes its key; with event time that is remembered until the
-        watermark has passed it, so that an older row does not bring the key back. With a `ttl` a row that is not sent
-        again in time leaves the table.
+        The latest row is the newest by event time; of rows with the same time, or without one, it is the last to
+        arrive. A row for which `deleted` is true removes its key. With event time the deletion is remembered until the
+        watermark has passed it, so that an older row does not bring the key back. With a `ttl`, a row that is not sent
+        again in time is removed.
 
-        A table lies in partitions, as all state does, and meets streams that are keyed alike. With `everywhere=True`
-        every worker holds all of it, and any stream can look into it. When an app begins, the streams that feed tables
-        are read to their present end before any other; within a batch, tables change before anyone looks into them.
+        A table is stored in partitions, as all state is, and joins streams with the same keys. With `everywhere=True`
+        every worker holds all of it, and any stream can look it up. When an app starts, the streams that feed tables
+        are read to their present end before any other. Within a batch, tables change before they are looked up.
 
         >>> import millpond as mp
         >>> app = mp.App("shop")
@@ -178,7 +180,7 @@ class App(AdminVerbs):
 
     @property
     def dead_letters(self) -> Stream[dict[str, Any]]:
-        """The rows given up with `on_error="dead-letter"`: `{row, key, step, error, traceback, batch}`.
+        """The stream of rows that failed with `on_error="dead-letter"`: `{row, key, step, error, traceback, batch}`.
 
         >>> import millpond as mp
         >>> app = mp.App("orders")
@@ -204,10 +206,10 @@ class App(AdminVerbs):
         return self._storage
 
     def _shared_storage(self) -> Storage:
-        """The storage, where processes of their own can reach it, as workers are."""
+        """Return the storage, in a place that other processes can reach, as workers are."""
         storage = self._open_storage()
         if storage.url.startswith("memory:"):
-            # They share no memory with us: a folder that goes away with the app does for it.
+            # Workers share no memory with us: they use a folder that is removed with the app.
             folder = tempfile.mkdtemp(prefix="millpond-memory-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             self._storage = open_storage(folder)
@@ -233,7 +235,7 @@ class App(AdminVerbs):
             has_program=bool(self._graph.nodes),
             compile_program=self._program,
             share_storage=self._shared_storage,
-            open_runtime=self._runtime,
+            open_runtime=self._open_runtime,
         )
         return Admin(self.name, self._open_storage(), self._clock, access)
 
@@ -293,28 +295,27 @@ class App(AdminVerbs):
         take_back: Sequence[str] = (),
         accept: Sequence[str] = (),
     ) -> None:
-        """Run on Spark until stopped or, with `until="caught-up"`, until all is read that is there as the run begins.
+        """Run on Spark until stopped or, with `until="caught-up"`, until all input is read that is there at the start.
 
-        SIGINT and SIGTERM end it after the batch in hand. `spark` is the session to run on; without one a
-        local session is made. A batch reads at most `max_rows` rows and about `max_bytes` bytes of a source, and
-        begins `every` so often where there is little to do. A run that failed is begun anew, `restarts` times.
-        Windows and timers that are open when every source is read stay so, for the next run, unless
-        `close_at_end` is said. State that must be moved, renamed or migrated before the first batch is, and
-        `progress` is called meanwhile with how many partitions are done, and how many there are.
+        SIGINT and SIGTERM end the run after the current batch. `spark` is the session to run on; None starts a local
+        one. A batch reads at most `max_rows` rows and about `max_bytes` bytes of a source. If there is little to read,
+        batches start at intervals of `every`. A failed run is restarted at most `restarts` times. Windows and timers
+        that are open when every source is read stay open for the next run, unless `close_at_end` is True. Pending
+        rescales, renames and migrations run before the first batch and report to `progress(done, total)`.
 
-        A target that has taken deliveries which the ledger does not contain, because an older copy of `state_dir` was
-        put back, ends the run before it changes anything. `take_back` names the sinks whose targets are to give those
-        deliveries up, `accept` those whose targets are to be left as they are.
+        If a target has taken deliveries that the ledger does not contain, because an older copy of `state_dir` was
+        restored, the run ends before it changes anything. `take_back` names the sinks whose targets give these
+        deliveries up, `accept` those whose targets are left as they are.
 
         >>> import millpond as mp
         >>> app = mp.App("orders")
         >>> app.run(until="tomorrow")
         Traceback (most recent call last):
         ...
-        millpond.errors.InvalidUse: run(until): expected "caught-up" or nothing, got 'tomorrow'
+        millpond.errors.InvalidUse: run(until): expected "caught-up" or None, got 'tomorrow'
         """
         if until not in (None, "caught-up"):
-            raise InvalidUse(f'run(until): expected "caught-up" or nothing, got {until!r}')
+            raise InvalidUse(f'run(until): expected "caught-up" or None, got {until!r}')
         if type(max_rows) is not int or max_rows < 1:
             raise InvalidUse(f"run(max_rows): expected a whole number of 1 or more, got {max_rows!r}")
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
@@ -344,13 +345,13 @@ class App(AdminVerbs):
         if self._running:
             raise InvalidUse(f"app {self.name!r} is running already in this process")
         program = self._program()
-        if settings.until == "caught-up":  # what arrives from now on is for the next run
+        if settings.until == "caught-up":  # what arrives later is left to the next run
             program = with_snapshots(program, self._clock.now())
         self._stop.clear()
         self._running = True
         try:
-            # A new session takes SIGINT for itself, to cancel its jobs: ours must come after it.
-            with SparkRuntime.open(program, self._shared_storage().url, spark) as runtime, _signals(self._stop):
+            # A new session installs its own SIGINT handler, to cancel its jobs: ours must come after it.
+            with SparkRuntime.open(program, self._shared_storage().url, spark) as runtime, _handle_signals(self._stop):
 
                 def make() -> Driver:
                     runtime.stop_streams()
@@ -382,14 +383,14 @@ class App(AdminVerbs):
             self._running = False
 
     @contextlib.contextmanager
-    def _runtime(self, program: g.Program, spark: Any) -> Iterator[Runtime]:
+    def _open_runtime(self, program: g.Program, spark: Any) -> Iterator[Runtime]:
         from millpond.runtimes.spark import SparkRuntime
 
         with SparkRuntime.open(program, self._shared_storage().url, spark) as runtime:
             yield runtime
 
     def start(self, **how: Any) -> None:
-        """The same as `run`, without blocking: for notebooks.
+        """Run as `run` does, in a thread: for notebooks.
 
         >>> import millpond as mp
         >>> start, stop = mp.App("orders").start, mp.App("orders").stop
@@ -408,7 +409,7 @@ class App(AdminVerbs):
         self._thread.start()
 
     def stop(self) -> None:
-        """End a started app after the batch in hand; raise what went wrong, if anything did.
+        """End a started app after the current batch, and raise the error that its run has ended with, if any.
 
         >>> import millpond as mp
         >>> mp.App("orders").stop()
@@ -425,7 +426,7 @@ _CLASS = type
 
 
 def _program_module(scope: dict[str, Any]) -> str:
-    """The name of the module in which an App is made, which is known as a program file from then on."""
+    """Return the module in which an App is made, and remember it as a program file."""
     name = str(scope.get("__name__", "__main__"))
     if name.startswith("millpond."):
         return "__main__"
@@ -434,8 +435,8 @@ def _program_module(scope: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM end the run after the batch in hand; a second one ends it at once."""
+def _handle_signals(stop: threading.Event) -> Iterator[None]:
+    """Let SIGINT and SIGTERM end the run after the current batch; a second signal ends it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,1 +1,1 @@
-"""What runs on a stopped app: savepoint, restore, verify, rebuild, rollback, rescale."""
+"""What runs on a stopped app, a module for each action; `millpond.admin` offers them."""

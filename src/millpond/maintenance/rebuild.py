@@ -1,7 +1,7 @@
-"""Rebuilding a step's state from the input: in a shadow of the app, compared, and then put in its place.
+"""Rebuild a step's state from the input in a shadow of the app, compare it, and switch to it.
 
-A shadow runs the batches of the app again, on a ledger of its own. Every rebuild makes a new one and removes it: the
-program may have changed since the last.
+A shadow is an app that runs the batches of the original again, on a ledger of its own. Every rebuild makes a new one
+and removes it: the program may have changed since the last rebuild.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from millpond.storage import Storage
 
 log = logging.getLogger("millpond")
 
-MOST_ROWS, MOST_BYTES = 100_000, 256 << 20  # of a batch whose bounds are not known
+UNBOUNDED_ROWS, UNBOUNDED_BYTES = 100_000, 256 << 20  # limits of a batch whose bounds are not known
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A key whose state is not what its input makes of it now; None is no state.
+    """A key whose live state differs from the rebuilt one; None means that there is no state.
 
     >>> import millpond as mp
     >>> mp.Difference("ann", live=3, rebuilt=4).rebuilt
@@ -53,7 +53,7 @@ class Difference:
 
 
 class Rebuilt(list[Difference]):
-    """The keys whose state is not what the input makes of it, and how faithfully it was made.
+    """The keys whose live state differs from the rebuilt one, and the batch that the rebuilt state is of.
 
     >>> import millpond as mp
     >>> mp.Rebuilt([mp.Difference("ann", live=3, rebuilt=4)], batch=7).batch
@@ -63,13 +63,13 @@ class Rebuilt(list[Difference]):
     def __init__(self, found: Iterable[Difference], batch: int, unknown: int | None = None) -> None:
         super().__init__(found)
         self.batch = batch
-        """The batch of the app that the rebuilt state stands at."""
+        """The batch of the app up to which the state was rebuilt."""
         self.unknown = unknown
-        """The newest batch of those whose bounds are no longer kept; None if every batch was run again as it was."""
+        """The newest batch whose bounds are no longer kept; None if every batch was run again with its own bounds."""
 
 
 class Rebuild:
-    """One rebuild of a step, from the record that it is to reach to the removal of its shadow."""
+    """One rebuild of a step, up to the newest record at its start; `forget` removes its shadow."""
 
     def __init__(
         self, program: Program, step: str, storage: Storage, clock: Clock, settings: DriverSettings, sink: Sink
@@ -85,7 +85,7 @@ class Rebuild:
             raise InvalidUse(f"rebuild({step!r}): app {program.app!r} has never run, so there is nothing to rebuild")
         self.target = target
         self.unknown: int | None = None
-        self._running = ExitStack()  # until it is forgotten: another rebuild removes shadows that nobody works on
+        self._running = ExitStack()  # the heartbeat of the shadow: other rebuilds remove shadows without one
         self.shadow = shadow_of(program.app, new_id())
         self.program = with_silent_sinks(program, self.shadow, sink)
 
@@ -105,7 +105,7 @@ class Rebuild:
                     self.step,
                     base.number,
                 )
-                driver.catch_up(base, Limit(MOST_ROWS, MOST_BYTES))
+                driver.catch_up(base, Limit(UNBOUNDED_ROWS, UNBOUNDED_BYTES))
             for number in commits:
                 driver.run_again(self._record(number), self._record(number - 1))
             driver.release()
@@ -117,8 +117,8 @@ class Rebuild:
         return found
 
     def differences(self, view: Callable[[str, int | None, Clock], Any]) -> Rebuilt:
-        """Compare; `view` gives the step's state in an app, at a batch or the newest, as of a clock."""
-        then = ManualClock(self.target.time)  # what lives by the clock lives as long in both
+        """Compare the two states. `view(app, batch, clock)` returns the step's state; batch None means the newest."""
+        then = ManualClock(self.target.time)  # so that state with a ttl has the same age in both
         live, made = (
             {encode_key(key): value for key, value in view(app, batch, then).items()}
             for app, batch in ((self.app, self.target.number), (self.shadow, None))
@@ -126,7 +126,7 @@ class Rebuild:
         return Rebuilt(find_differences(live, made), self.target.number, self.unknown)
 
     def switch_to_rebuilt(self, at: At | None = None, force: bool = False) -> None:
-        """Put the rebuilt state in the place of the live one, in one commit, if the app has not gone on since."""
+        """Replace the live state by the rebuilt one, in one commit; `InvalidUse` if the app has run on since."""
         app = StoppedApp(self.storage, self.app, self.clock, at or (lambda when: None), force=force)
         shadow = Ledger(self.storage, self.shadow, self.clock).newest()
         assert shadow is not None
@@ -158,7 +158,7 @@ class Rebuild:
         app.write("release", app.write("rewrite", last, **own))
 
     def _copy_segments(self, app: StoppedApp, shadow: Record, number: int) -> dict[int, list[Run]]:
-        """The shadow's segments of the step, as segments of the app."""
+        """Copy the shadow's segments of the step to the app."""
         shadow_app = StoppedApp(self.storage, self.shadow, self.clock)
         found: dict[int, list[Run]] = {}
 
@@ -180,7 +180,7 @@ class Rebuild:
 
 
 def with_silent_sinks(program: Program, app: str, sink: Sink) -> Program:
-    """The program under another name, with one that takes nothing for each of its sinks."""
+    """Return the program under another name, with `sink` in the place of each of its sinks."""
     nodes = [
         replace(node, op=replace(node.op, sink=sink)) if isinstance(node.op, Deliver) else node
         for node in program.nodes
@@ -189,7 +189,7 @@ def with_silent_sinks(program: Program, app: str, sink: Sink) -> Program:
 
 
 def remove_dead_shadows(storage: Storage, app: str, clock: Clock) -> list[str]:
-    """Remove what rebuilds that died have left; the names of their shadows."""
+    """Remove the shadows of rebuilds that have died, and return their names."""
     below = Paths(app).shadows
     ids = sorted({item.path[len(below) + 1 :].split("/")[0] for item in storage.list(below)})
     dead = [shadow_of(app, id) for id in ids if seems_running(storage, shadow_of(app, id), clock) is None]
@@ -204,7 +204,7 @@ def remove_shadow(storage: Storage, shadow: str) -> None:
 
 
 def find_differences(live: dict[bytes, Any], rebuilt: dict[bytes, Any]) -> Iterator[Difference]:
-    """Where two states of a step, by encoded key, are not equal."""
+    """Yield the differences of two states of a step, which map encoded keys to values."""
     for key in sorted(live.keys() | rebuilt.keys()):
         one, other = live.get(key), rebuilt.get(key)
         if (key in live) != (key in rebuilt) or not _are_equal(one, other):
@@ -212,7 +212,7 @@ def find_differences(live: dict[bytes, Any], rebuilt: dict[bytes, Any]) -> Itera
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """By what is stored: nan equals itself, and 1 is not True."""
+    """Compare values by their stored form: nan equals itself, and 1 is not True."""
     try:
         return Codec().encode(one) == Codec().encode(other)
     except NotEncodable:

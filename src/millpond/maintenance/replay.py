@@ -1,7 +1,7 @@
-"""Running the batches of an app again: the same rows in the same batches, with the same clock and event time.
+"""Replay: run the batches of an app again, with the same rows, the same clock and the same event time.
 
-What a batch read, and when, decides which of its rows are late and when its timers fire. The ledger has all of it for
-as long as records are kept: positions before and after, the time of the batch, what it began with. Of batches whose
+What a batch read, and when, decides which of its rows are late and when its timers fire. As long as records are kept,
+the ledger has all of this: positions before and after, the time of the batch, what it began with. Of batches whose
 records are gone it has only how far they have read together.
 """
 
@@ -20,15 +20,14 @@ from millpond.messages import EventTime, PlannedSplit
 from millpond.pipeline.phases import phases
 from millpond.sources.base import BoundedSource, Limit
 
-UNLIMITED = Limit(1 << 60, 1 << 60)
+NO_LIMIT = Limit(1 << 60, 1 << 60)
 
 
 def find_history(ledger: Ledger, newest: Record) -> tuple[Record | None, list[int]]:
-    """What is known of how the state at a record came to be: the numbers of its commits, oldest first, and a base.
+    """Return a base and the numbers of the commits after it that have led to a record, oldest first.
 
-    The base is the oldest record that the ledger has, if something was read before it: nothing is known of those
-    batches but how far they have read. None means that all commits are known. Batches that a rollback has set aside are
-    left out.
+    The base is the oldest record that the ledger has, if earlier batches have read rows: of those only their positions
+    are known. A base of None means that all commits are known. Batches that a rollback has set aside are left out.
     """
     first = max(newest.born, ledger.floor())
     record = newest
@@ -45,18 +44,18 @@ def find_history(ledger: Ledger, newest: Record) -> tuple[Record | None, list[in
 
 
 def _was_restored(record: Record, before: Record) -> bool:
-    """Whether a record brought along what another ledger had read: that of a savepoint."""
+    """Return whether a record has taken over the positions of a savepoint."""
     is_other = (record.positions, record.spark) != (before.positions, before.spark)
     return record.kind == "rewrite" and record.back is None and is_other
 
 
 class Replay(Driver):
-    """A driver that runs the batches of another app again, on a ledger of its own in the same storage."""
+    """A driver that runs the batches of another app again, on its own ledger in the same storage."""
 
     def run_again(self, record: Record, before: Record) -> None:
-        """Run the batch of a commit again, as it was; `before` is the record before it."""
+        """Run the batch of a commit again with its own bounds; `before` is the record before it."""
         self.positions, end = positions_of(self.storage, before), positions_of(self.storage, record)
-        plan = self._plan_between(end, UNLIMITED, record)
+        plan = self._plan_between(end, NO_LIMIT, record)
         for stream in self.program.reads:
             held, was = record.spark.get(stream), before.spark.get(stream)
             if held is not None and (was is None or was.batch != held.batch):
@@ -64,13 +63,15 @@ class Replay(Driver):
                 plan.offers.append(self.runtime.offer_again(self.storage, stream, held, whole=not follows))
         plan.event_time = self._event_time_of(record.time, record.began or Began(), before.watermarks)
         own = self.last
-        self.owner.last = msgspec.structs.replace(own, arrivals=record.arrival - own.number - 1)  # the same place
+        self.owner.last = msgspec.structs.replace(
+            own, arrivals=record.arrival - own.number - 1
+        )  # so that the batch gets the same arrival number
         computed = self._compute(plan)
         self._check(record, end, computed)
         self._finish(plan, computed)
 
     def catch_up(self, base: Record, limit: Limit) -> None:
-        """Read all that a record has read, in batches of the given size. Tables come first, as when an app begins."""
+        """Read all that was read up to a record, in batches of the given size. Tables are read first."""
         end, frames = positions_of(self.storage, base), dict(base.spark)
         for stream in end:
             if not isinstance(source_of(self.program, stream), BoundedSource | None):
@@ -104,12 +105,14 @@ class Replay(Driver):
         return Plan(record.time, planned, [])
 
     def _event_time_of(self, now: float, began: Began, ledger: Mapping[str, StreamTime]) -> EventTime:
-        """Event time as a batch begins. What the ledger says counts where the same rows have come to the same times;
-        a program that takes its times from elsewhere now has watermarks of its own.
+        """Return the event time as a batch begins.
+
+        The times in the ledger are used where the same rows have led to the same newest times. A program that takes
+        its times from another field has its own watermarks.
         """
         times = dict(self.last.watermarks)
-        for told in (ledger, began.times):
-            for name, time in told.items():
+        for recorded in (ledger, began.times):
+            for name, time in recorded.items():
                 own = times.get(name)
                 if own is not None and (own.unit, own.newest) == (time.unit, time.newest):
                     times[name] = time
@@ -118,12 +121,12 @@ class Replay(Driver):
         return EventTime(times, idle, frozenset(began.asleep), final=began.final, bound=bound)
 
     def _check(self, record: Record, end: Positions, computed: Computed) -> None:
-        """Whether a batch has read what it read then."""
+        """Raise `InvalidUse` if a batch has not read what it read the first time."""
         for stream in self.program.reads:
             source, to = source_of(self.program, stream), end.get(stream, {})
             came = {**self.positions.get(stream, {}), **computed.positions.get(stream, {})}
             is_there = (
-                source.plan_to(came, to, UNLIMITED, record.time) == []
+                source.plan_to(came, to, NO_LIMIT, record.time) == []
                 if isinstance(source, BoundedSource)
                 else came == to
             )
@@ -148,4 +151,4 @@ class Replay(Driver):
         self._tidy()
 
     def _plan_less(self, plan: Plan) -> bool:
-        return False  # a batch is run again as it was, or not at all
+        return False  # a batch is run again with its own bounds, or not at all
