@@ -1,4 +1,4 @@
-"""All clocks and all chance come from here; the linter bans them elsewhere."""
+"""The only source of time and random ids; the linter bans others elsewhere."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Protocol
 class Clock(Protocol):
     """The time of day, a clock that never goes back, and a way to wait.
 
-    `now` is in seconds since the epoch and may jump either way when somebody sets the machine's clock. How long
-    something takes, and how long to wait, is measured with `monotonic`.
+    `now` is in seconds since the epoch and may jump either way when the machine's clock is set. Durations are
+    measured with `monotonic`.
     """
 
     def now(self) -> float: ...
@@ -36,7 +36,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that a test moves: it stands still until `advance`, and never blocks."""
+    """A clock for tests: it stands still until `advance` is called, and `sleep` does not block."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start
@@ -65,7 +65,7 @@ elapsed = time.perf_counter  # seconds on a clock that never goes back, for meas
 
 
 def as_datetime(seconds: float) -> datetime:
-    """Processing time as an aware datetime in UTC."""
+    """Return processing time as an aware datetime in UTC."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
@@ -83,13 +83,13 @@ def seed_chance(seed: int) -> None:
 
 
 def new_id() -> str:
-    """Sixteen random hex digits: an attempt, a driver, an incarnation."""
+    """Return sixteen random hex digits, for an attempt, a driver or an incarnation."""
     return uuid.uuid4().hex[:16]
 
 
 @cache
 def boot() -> str:
-    """What changes when the machine starts anew: replicas are not synced, so none outlives a reboot."""
+    """Return an id of this boot of the machine. Replicas are not synced, so none is used after a reboot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
     except OSError:

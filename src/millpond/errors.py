@@ -1,14 +1,17 @@
-"""The error kinds, chosen by what the reader does next.
+"""The kinds of errors, chosen by what the reader does next.
 
-    MillpondError
-    ├── InvalidUse      fix the program
-    ├── StepFailed      a user's function raised, or a row is bad: step, key, row, batch
-    ├── Unavailable     try again, after `retry_after` seconds
-    ├── Fenced          another driver owns the app; this one stops
-    ├── Corrupt         a person must look
-    └── Incompatible    migrate or upgrade
+    Exception
+    └── MillpondError       every error that Millpond raises on purpose
+        ├── InvalidUse      correct the program, its input or its set-up
+        │   └── NotEncodable    (millpond.codec) a value that cannot be stored
+        ├── StepFailed      a user's function raised, or a row is bad: step, key, row, batch
+        ├── Unavailable     try again, after `retry_after` seconds
+        ├── Fenced          another driver owns the app; this one has stopped
+        ├── Corrupt         stored data is damaged: a person has to look at it
+        └── Incompatible    stored data does not fit this program or version: migrate or upgrade
+            └── Unreadable      (millpond.codec) a stored value whose class is gone or has other fields
 
-A message has four parts: where, what was expected, what came, what to do.
+A message has four parts: where, what was expected, what was found, and what to do.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ _MAX_SHOWN = 500  # characters of a key or a row in a message
 
 
 class MillpondError(Exception):
-    """The root of every error that Millpond raises on purpose.
+    """The base class of every error that Millpond raises on purpose.
 
     >>> from millpond import errors
     >>> issubclass(errors.Fenced, errors.MillpondError)
@@ -28,7 +31,7 @@ class MillpondError(Exception):
 
 
 class InvalidUse(MillpondError):
-    """The program, its input or its set-up is wrong, and a person fixes it.
+    """The program, its input or its set-up is wrong. A person has to correct it.
 
     >>> import millpond as mp
     >>> mp.App("")
@@ -40,7 +43,7 @@ empty. Choose another one.
 
 
 class StepFailed(MillpondError):
-    """A user's function raised on a row, or the row itself is not as the program expects; it changed no state.
+    """A user's function raised on a row, or the row is not as the program expects. The row changed no state.
 
     >>> from millpond import errors
     >>> error = errors.StepFailed("total", key="a", row={"n": 1}, batch=7, error="ValueError: no")
@@ -52,7 +55,7 @@ class StepFailed(MillpondError):
       row: {'n': 1}
       Fix the function, or let the row pass with on_error="skip" or "dead-letter".
 
-    `where` says where the row came from, if that is known. With `is_input` no function has raised: the row is bad.
+    `where` says where the row came from, or is None. If `is_input` is true, no function has raised: the row is bad.
 
     >>> said = "a.jsonl, line 3: the row has no field 'customer'; it has: 'amount'"
     >>> print(errors.StepFailed("key_by(customer)", row={"amount": 1}, batch=7, error=said, is_input=True))
@@ -82,7 +85,7 @@ class StepFailed(MillpondError):
                 "  Correct the input or what the program expects of it, or let the row pass with "
                 'on_error="skip" or "dead-letter".'
             )
-        elif key is None and row is None:  # a sink's function is given many rows at once
+        elif key is None and row is None:  # a sink's function gets many rows at once
             text = f"{step!r}, batch {batch}: a function raised {error}"
         else:
             text = (
@@ -99,7 +102,7 @@ class StepFailed(MillpondError):
 
 
 class Unavailable(MillpondError):
-    """Something outside does not answer just now; the same call may work later.
+    """Something outside does not respond; the same call may work later, after `retry_after` seconds if that is known.
 
     >>> from millpond import errors
     >>> errors.Unavailable("the broker is busy", retry_after=1.5).retry_after
@@ -115,7 +118,7 @@ class Unavailable(MillpondError):
 
 
 class Fenced(MillpondError):
-    """Another driver owns the app now; this one has stopped and has done no harm.
+    """Another driver owns the app now; this one has stopped and has changed nothing since.
 
     >>> from millpond import errors
     >>> str(errors.Fenced("app 'orders': a newer driver owns it"))
@@ -124,7 +127,7 @@ class Fenced(MillpondError):
 
 
 class Corrupt(MillpondError):
-    """Stored data is damaged in a way that no replica can repair; a person must look.
+    """Stored data is damaged, and no replica can repair it. A person has to look at it.
 
     >>> from millpond import errors
     >>> issubclass(errors.Corrupt, errors.MillpondError)
@@ -133,7 +136,7 @@ class Corrupt(MillpondError):
 
 
 class Incompatible(MillpondError):
-    """Stored data and this program, or this version, do not fit: migrate or upgrade.
+    """Stored data does not fit this program or this version. Migrate the state, or upgrade.
 
     >>> from millpond import errors
     >>> issubclass(errors.Incompatible, errors.MillpondError)

@@ -2,7 +2,7 @@
 
     sources  Source; SnapshotSource, BoundedSource, LearningSource, WaitingSource; Split, Chunk, Limit, JsonLines,
              BadRow
-    sinks    Sink, RollbackSink, RegisteredSink; Delivery, Registration
+    sinks    Sink, FrameSink, RollbackSink, RegisteredSink; Delivery, Registration
     apps     program, storage, run_with, Settings, Storage
 
 The docstrings of the protocols say when each method is called, how often, on which machine, and what a failure means.
@@ -20,7 +20,7 @@ from millpond.driver.loop import Settings
 from millpond.driver.settings import Hook
 from millpond.log.jobs import ProgressCallback
 from millpond.pipeline.graph import Program
-from millpond.sinks.base import Delivery, RegisteredSink, Registration, RollbackSink, Sink
+from millpond.sinks.base import Delivery, FrameSink, RegisteredSink, Registration, RollbackSink, Sink
 from millpond.sources.base import (
     BadRow,
     BoundedSource,
@@ -40,6 +40,7 @@ __all__ = [
     "BoundedSource",
     "Chunk",
     "Delivery",
+    "FrameSink",
     "JsonLines",
     "LearningSource",
     "Limit",

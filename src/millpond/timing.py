@@ -1,7 +1,7 @@
-"""Event time: what counts as a time, and what counts as a duration.
+"""Event time and durations.
 
-A time is an aware datetime or a whole number of whatever unit the user has; nothing guesses. Inside, both
-are ticks: microseconds since the epoch, or the whole number itself.
+A time is an aware datetime or a whole number in a unit of the user; no unit is guessed. Internally both are ticks:
+microseconds since the epoch, or the whole number itself.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Unit = Literal["instant", "number"]
 MAX_TICKS = (1 << 63) - 1  # later than any time: the watermark at the end of the input
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
-_RANGE = 1 << 62  # of ticks either way: sizes and graces can be added without an overflow
+_RANGE = 1 << 62  # of ticks, either way: sizes and graces can be added without an overflow
 _LONGEST = 1 << 60  # duration in ticks, so that a time and several of them still fit 64 bits
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
 def duration(value: str | int | timedelta, what: str = "duration") -> Duration:
-    """A duration from `"500ms" "10s" "5m" "1h" "1d"`, a timedelta, or a whole number of the stream's unit.
+    """Return a duration from `"500ms" "10s" "5m" "1h" "1d"`, a timedelta, or a whole number of the stream's unit.
 
     >>> duration("1h")
     datetime.timedelta(seconds=3600)
@@ -41,8 +41,8 @@ def duration(value: str | int | timedelta, what: str = "duration") -> Duration:
         found: Duration = value
     elif type(value) is int:
         found = value
-    elif isinstance(value, str) and _PART.sub("", value.strip()) == "" and value.strip():
-        found = timedelta(seconds=min(sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(value)), 1e13))
+    elif isinstance(value, str) and _DURATION_PART.sub("", value.strip()) == "" and value.strip():
+        found = timedelta(seconds=min(sum(float(n) * _UNITS[unit] for n, unit in _DURATION_PART.findall(value)), 1e13))
     else:
         raise InvalidUse(
             f'{what}: expected a duration such as "10s", "5m", a timedelta or a whole number, got {value!r}'
@@ -59,7 +59,7 @@ def duration(value: str | int | timedelta, what: str = "duration") -> Duration:
 
 
 def seconds(value: str | int | float | timedelta, what: str = "duration") -> float:
-    """A duration of the clock, in seconds."""
+    """Return a duration of the clock in seconds; a plain number is seconds already."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     found = duration(value, what)
@@ -67,7 +67,7 @@ def seconds(value: str | int | float | timedelta, what: str = "duration") -> flo
 
 
 def as_time(value: Any) -> Time:
-    """The time that a row's field holds, or a ValueError that says what is wrong with it."""
+    """Return the time in a row's field; raise a ValueError that says what is wrong with it."""
     if type(value) is int:
         return value
     if isinstance(value, str):
@@ -83,12 +83,12 @@ def as_time(value: Any) -> Time:
 
 
 def unit_of(time: Time) -> Unit:
-    """What a time is measured in."""
+    """Return the unit of a time."""
     return "number" if isinstance(time, int) else "instant"
 
 
 def ticks(time: Time) -> int:
-    """A time as one whole number: microseconds since the epoch, or the number itself."""
+    """Return a time as ticks: microseconds since the epoch, or the number itself."""
     if isinstance(time, int):
         if not -_RANGE < time < _RANGE:
             raise ValueError(f"expected a whole number below 2**62, got {time}")
@@ -97,7 +97,7 @@ def ticks(time: Time) -> int:
 
 
 def as_user(at: int, unit: Unit) -> Time:
-    """Ticks as the user knows them; what no datetime can hold becomes the nearest that one can."""
+    """Return ticks as a time of the user. Clamped to `datetime.min` and `datetime.max`."""
     if unit == "number":
         return at
     try:
@@ -106,22 +106,22 @@ def as_user(at: int, unit: Unit) -> Time:
         return datetime.max.replace(tzinfo=UTC) if at > 0 else datetime.min.replace(tzinfo=UTC)
 
 
-def difference(of: int, unit: Unit) -> Duration:
-    """A difference of ticks as the user knows it."""
-    return of if unit == "number" else timedelta(microseconds=of)
+def difference(ticks: int, unit: Unit) -> Duration:
+    """Return a difference of ticks as a duration of the user."""
+    return ticks if unit == "number" else timedelta(microseconds=ticks)
 
 
-def span(of: Duration, unit: Unit, what: str) -> int:
-    """A duration in ticks. A whole number fits whole numbers and a timedelta fits instants; zero fits both."""
-    if not of:
+def span(duration: Duration, unit: Unit, what: str) -> int:
+    """Return a duration in ticks. A whole number fits whole numbers, a timedelta fits instants, and zero fits both."""
+    if not duration:
         return 0
-    if isinstance(of, int) is not (unit == "number"):
+    if isinstance(duration, int) is not (unit == "number"):
         raise InvalidUse(
-            f"{what}: the stream's times are whole numbers, so expected a whole number of the same unit, got {of!r}"
+            f"{what}: the stream's times are whole numbers, so expected a whole number of that unit, got {duration!r}"
             if unit == "number"
-            else f'{what}: the stream\'s times are datetimes, so expected a duration such as "10s", got {of!r}'
+            else f'{what}: the stream\'s times are datetimes, so expected a duration such as "10s", got {duration!r}'
         )
-    return of if isinstance(of, int) else of // MICROSECOND
+    return duration if isinstance(duration, int) else duration // MICROSECOND
 
 
 class Times:
@@ -140,4 +140,5 @@ class Times:
         return as_user(int(self.values[row]), self.unit)
 
     def pick(self, rows: Sequence[int] | np.ndarray[Any, Any]) -> Times:
+        """Return the times of the rows at these places."""
         return Times(self.values[np.asarray(rows, dtype=np.int64)], self.unit)

@@ -11,7 +11,7 @@ from millpond.errors import Incompatible, InvalidUse
 from millpond.sources import jsonl, line_plan
 from millpond.sources.base import Limit
 from millpond.sources.listing import File
-from millpond.testing.source_suite import batches, rows_of
+from millpond.testing.source_suite import batches, chunk_rows
 
 ALL = Limit(rows=10**6, bytes=1 << 30)
 
@@ -184,7 +184,7 @@ def test_what_is_appended_while_a_batch_reads_is_left_to_the_next(tmp_path):
     with open(path, "ab") as file:
         file.write(b"3\n4\n")
     [*chunks] = source.read(splits[0])
-    assert [row for chunk in chunks for row in rows_of(chunk)] == [1, 2]
+    assert [row for chunk in chunks for row in chunk_rows(chunk)] == [1, 2]
     assert lines_of(source, {"a.jsonl": chunks[-1].position}) == [33, 4]
 
 

@@ -85,7 +85,7 @@ def test_files_are_damaged_in_three_ways(storage: FaultyStorage) -> None:
 
 
 def test_only_what_is_there_can_be_damaged(storage: FaultyStorage) -> None:
-    with pytest.raises(InvalidUse, match="expected a file with something in it, got None"):
+    with pytest.raises(InvalidUse, match="expected a file that is not empty, got None"):
         storage.damage("a")
     storage.put("a", b"abcd")
     with pytest.raises(InvalidUse, match="expected at to be from 0 to 3, got 4"):

@@ -1,7 +1,7 @@
 """The contract of sinks: a sink takes the outputs of each batch, one delivery per partition.
 
 A sink is a small class that anyone can write; `millpond.testing.sink_suite` checks one against this contract. `Sink` is
-required, `RollbackSink` and `RegisteredSink` are optional.
+required; `FrameSink`, `RollbackSink` and `RegisteredSink` are optional.
 """
 
 from __future__ import annotations
@@ -105,10 +105,16 @@ class Sink(Protocol):
 class FrameSink(Sink, Protocol):
     """A sink with `where = "session"`: it takes the outputs of a whole batch as a Spark DataFrame.
 
-    >>> from millpond.sinks.base import FrameSink
     >>> import millpond as mp
-    >>> isinstance(mp.sinks.dataframe(lambda df, delivery: None), FrameSink)
-    True
+    >>> class Counts:
+    ...     where = "session"
+    ...     def deliver(self, rows, delivery):
+    ...         raise mp.errors.InvalidUse("this sink needs Spark")
+    ...     def deliver_frame(self, spark, lines, delivery):
+    ...         spark.read.json(lines).groupBy("customer").count().show()
+    >>> isinstance(Counts(), mp.lowlevel.FrameSink), Counts().where
+    (True, 'session')
+    >>> deliver, deliver_frame = Counts().deliver, Counts().deliver_frame
     """
 
     def deliver_frame(self, spark: Any, lines: Any, delivery: Delivery) -> None:

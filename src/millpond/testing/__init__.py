@@ -1,7 +1,7 @@
-"""Test programs without Spark: the same steps, in memory, with a clock that the test moves.
+"""Tests programs without Spark: the same steps, in memory, with a clock that the test controls.
 
-`TestDriver` runs an app; `FaultyStorage` and the suites hold storages, sources and sinks of one's own to
-the contracts of `millpond.flow`.
+`TestDriver` runs an app. `FaultyStorage` and the suites check storages, sources and sinks of your own against the
+contracts in `mp.lowlevel`.
 """
 
 from millpond.testing.in_memory_driver import Crashed, TestDriver

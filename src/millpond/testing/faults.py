@@ -1,4 +1,4 @@
-"""A storage that fails when a test tells it to."""
+"""A storage that fails on demand, for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Fault = Literal["before", "after", "conflict", "full"]
 
 @dataclass(frozen=True)
 class Call:
-    """One call that a `FaultyStorage` was asked for; a delete of several paths is a call for each.
+    """One recorded call of a `FaultyStorage`; a delete of several paths is recorded as a call for each.
 
     >>> from millpond.testing.faults import Call
     >>> Call("put", "orders/a").verb
@@ -29,7 +29,7 @@ class Call:
 
 
 @dataclass
-class _Plan:
+class _PlannedFault:
     match: str
     how: Fault
     puts_before: int
@@ -48,10 +48,10 @@ class Copy:
 
 
 class FaultyStorage:
-    """Any storage, with puts that fail on demand, files that get damaged, lost or put back, listings that are out of
-    date, and a record of the calls.
+    """Wraps a storage: puts fail on demand, files can be damaged, lost or put back, listings can be out of date, and
+    calls are recorded.
 
-    It has the url of the storage inside, so whoever opens that url meets no faults.
+    It has the URL of the inner storage; a storage that is opened by that URL has no faults.
 
     >>> from millpond.storage import open_storage
     >>> from millpond.testing.faults import FaultyStorage
@@ -71,23 +71,24 @@ class FaultyStorage:
         self.inner = inner
         self.url = inner.url
         self.calls: list[Call] = []
-        self._plans: list[_Plan] = []
+        self._plans: list[_PlannedFault] = []
         self._flips: list[tuple[str, int]] = []
         self._listed: list[Item] | None = None
         self._lock = Lock()
 
     def fail_put(self, match: str = "*", *, nth: int = 1, how: Fault = "before") -> None:
-        """Let the nth `put` or `put_new` from now on, of the paths that match, fail once.
+        """Make the nth `put` or `put_new` from now on, of the paths that match, fail once.
 
         `match` is a shell pattern whose `*` also takes "/". `how` is one of
 
         - "before": nothing is written, and `Unavailable` is raised;
         - "after": the file is written, the reply is lost, and `Unavailable` is raised;
-        - "conflict": the file is written, and `put_new` says False although it was our own put that
-          did it (a plain `put` has no such answer, and does as "after");
+        - "conflict": the file is written, and `put_new` returns False although this put has written it (a plain `put`
+          has no such result, and behaves as "after");
         - "full": nothing is written, and `Unavailable` says that the disk is full.
 
-        Several may wait at once. Each counts every put that matches it; where two are due, the older acts.
+        Several faults may be planned at once. Each counts every put that matches it; if two are due, the older one
+        acts.
 
         >>> from millpond.storage import open_storage
         >>> from millpond.testing.faults import FaultyStorage
@@ -98,7 +99,7 @@ class FaultyStorage:
         """
         if nth < 1:
             raise InvalidUse(f"fail_put(nth): expected 1 for the next put, or more, got {nth}")
-        self._plans.append(_Plan(match, how, nth - 1))
+        self._plans.append(_PlannedFault(match, how, nth - 1))
 
     def damage(self, path: str, how: Literal["flip", "truncate", "empty"] = "flip", *, at: int | None = None) -> None:
         """Damage a stored file: "flip" one byte, "truncate" it, or "empty" it, as a power loss may.
@@ -115,7 +116,7 @@ class FaultyStorage:
         """
         data = self.inner.get(path)
         if not data:
-            raise InvalidUse(f"damage({path!r}): expected a file with something in it, got {data!r}")
+            raise InvalidUse(f"damage({path!r}): expected a file that is not empty, got {data!r}")
         place = len(data) // 2 if at is None else at
         if not 0 <= place < len(data):
             raise InvalidUse(f"damage({path!r}): expected at to be from 0 to {len(data) - 1}, got {at}")
@@ -138,11 +139,11 @@ class FaultyStorage:
         """
         data = self.inner.get(path)
         if not data or not -8 * len(data) <= bit < 8 * len(data):
-            raise InvalidUse(f"flip({path!r}, {bit}): expected a bit of the file, which holds {data!r:.100}")
-        self.inner.put(path, _flipped(data, bit))
+            raise InvalidUse(f"flip({path!r}, {bit}): expected a bit of the file, which is {data!r:.100}")
+        self.inner.put(path, _flip_bit(data, bit))
 
     def flip_reads(self, match: str, bit: int) -> None:
-        """Flip one bit of every file that matches, whenever it is read from now on; what is stored stays whole.
+        """Flip one bit of every file that matches, whenever it is read from now on; the stored file stays intact.
 
         >>> from millpond.storage import open_storage
         >>> from millpond.testing.faults import FaultyStorage
@@ -155,7 +156,7 @@ class FaultyStorage:
         self._flips.append((match, bit))
 
     def stop_listings(self) -> None:
-        """Let every listing from now on answer with what is there now, as an object store that lags behind may.
+        """Make every listing from now on return the files that exist now, as an object store that lags behind may.
 
         >>> from millpond.storage import open_storage
         >>> from millpond.testing.faults import FaultyStorage
@@ -171,7 +172,7 @@ class FaultyStorage:
         self._listed = list(self.inner.list(""))
 
     def resume_listings(self) -> None:
-        """Let listings see what is there again.
+        """Make listings return the present files again.
 
         >>> from millpond.storage import open_storage
         >>> from millpond.testing.faults import FaultyStorage
@@ -180,7 +181,7 @@ class FaultyStorage:
         self._listed = None
 
     def copy(self) -> Copy:
-        """All files as they are now, to be put back later.
+        """Return all files as they are now, to put them back later.
 
         >>> from millpond.storage import open_storage
         >>> from millpond.testing.faults import FaultyStorage
@@ -195,7 +196,7 @@ class FaultyStorage:
         return Copy({item.path: self.inner.get(item.path) or b"" for item in self.inner.list("")})
 
     def put_back(self, copy: Copy) -> None:
-        """Put a copy in the place of what is there, as after a disaster.
+        """Replace all files by those of a copy, as after a disaster.
 
         >>> from millpond.storage import open_storage
         >>> from millpond.testing.faults import Copy, FaultyStorage
@@ -211,7 +212,7 @@ class FaultyStorage:
     def lose_tail(self, prefix: str, count: int) -> list[str]:
         """Remove the last files of a folder, in the order of their names, and return their paths.
 
-        With the ledger's folder these are the newest records, as a disk that lied about its syncs leaves it.
+        In the ledger's folder these are the newest records, as after a disk that reported syncs it had not done.
 
         >>> from millpond.storage import open_storage
         >>> from millpond.testing.faults import FaultyStorage
@@ -242,7 +243,7 @@ class FaultyStorage:
         _raise_before(path, how)
         self.inner.put(path, data)
         if how is not None:
-            raise _lost(path)
+            raise _lost_reply(path)
 
     def put_new(self, path: str, data: bytes | memoryview) -> bool:
         self.calls.append(Call("put_new", path))
@@ -250,7 +251,7 @@ class FaultyStorage:
         _raise_before(path, how)
         created = self.inner.put_new(path, data)
         if how == "after":
-            raise _lost(path)
+            raise _lost_reply(path)
         return created and how != "conflict"
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Item]:
@@ -269,12 +270,12 @@ class FaultyStorage:
     def _as_read(self, path: str, data: bytes | None) -> bytes | None:
         for match, bit in self._flips:
             if data and fnmatchcase(path, match):
-                data = _flipped(data, bit % (8 * len(data)))
+                data = _flip_bit(data, bit % (8 * len(data)))
         return data
 
     def _due(self, path: str) -> Fault | None:
-        """What this put has to suffer, counted off every plan that waits for such a path."""
-        due: _Plan | None = None
+        """Return the fault that is due for this put, and count the put for every planned fault that matches."""
+        due: _PlannedFault | None = None
         with self._lock:
             for plan in [plan for plan in self._plans if fnmatchcase(path, plan.match)]:
                 if plan.puts_before > 0:
@@ -286,7 +287,7 @@ class FaultyStorage:
         return due.how if due else None
 
 
-def _flipped(data: bytes, bit: int) -> bytes:
+def _flip_bit(data: bytes, bit: int) -> bytes:
     place, within = divmod(bit % (8 * len(data)), 8)
     return data[:place] + bytes([data[place] ^ (1 << within)]) + data[place + 1 :]
 
@@ -298,5 +299,5 @@ def _raise_before(path: str, how: Fault | None) -> None:
         raise Unavailable(f"{path}: the disk is full, as the test asked for; nothing was written")
 
 
-def _lost(path: str) -> Unavailable:
+def _lost_reply(path: str) -> Unavailable:
     return Unavailable(f"{path}: the reply was lost, as the test asked for")

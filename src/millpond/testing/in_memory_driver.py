@@ -38,9 +38,9 @@ WHENS: tuple[When, ...] = ("before", "during", "after")
 
 
 class Crashed(BaseException):
-    """The batch died at the point that `crash` named; `restart` brings the app back.
+    """The batch crashed at the point that was given to `crash`; `restart` starts the app again.
 
-    It is no `Exception`: as with a process that dies, no handler of the program's gets to see it.
+    It is not an `Exception`: as if the process had died, no handler in the program catches it.
 
     >>> from millpond.testing import Crashed
     >>> str(Crashed("commit", "before"))
@@ -52,17 +52,17 @@ class Crashed(BaseException):
         self.at, self.when = at, when
 
 
-class _Sent:
-    """A source that outlives crashes, as a broker would: what was sent, one batch per call.
+class _SentRows:
+    """A source that survives crashes, as a broker does: the rows that were sent, one batch per `send`.
 
-    On storage that an earlier driver has used, the first row sent follows the last one that was read there.
+    On a storage that an earlier driver has used, the first row follows the last one that was read there.
     """
 
     def __init__(self, first: int) -> None:
         self.rows: list[Any] = []
         self.ends: list[int] = []
         self.first = first  # the position of the first row
-        self.codec = Codec()  # of the tasks: they know classes of the program file as copies
+        self.codec = Codec()  # of the tasks, which have copies of the classes in the program file
 
     def send(self, rows: Sequence[Any]) -> None:
         self.rows.extend(rows)
@@ -83,7 +83,7 @@ class _Sent:
         return [] if done >= last else [Split("0", done, last)]
 
     def read(self, split: Split) -> Iterator[Chunk]:
-        # Each time anew, as a broker would: a function may change the rows that it is given.
+        # Copies, as from a broker: a function may change its rows.
         rows = self.rows[split.start - self.first : split.stop - self.first]
         yield Chunk([self._fresh(row) for row in rows], split.stop)
 
@@ -96,8 +96,8 @@ class _Sent:
             return row
 
 
-class _Taken:
-    """A sink that outlives crashes and holds each delivery once, as a transactional one would."""
+class _TakenRows:
+    """A sink that survives crashes and has each delivery once, as a transactional one."""
 
     def __init__(self, real: Sink | None, orders: Callable[[Delivery], list[int]]) -> None:
         self.where: Literal["driver", "workers", "session", "nowhere"] = "driver"
@@ -119,13 +119,13 @@ class _Taken:
 
     @property
     def rows(self) -> list[Any]:
-        """What is there, in the order of the rows that caused it, whatever partition it came from."""
+        """The delivered rows, in the order of the input rows that caused them, of all partitions."""
         placed = [item for items in self._held.values() for item in items]
         return [row for *_, row in sorted(placed, key=lambda item: item[:3])]
 
 
 class TestDriver:
-    """Runs an app's steps without Spark: `send` rows, look at outputs and state, crash it, restart it.
+    """Runs an app without Spark: `send` rows, check outputs and state, crash it and restart it.
 
     >>> import millpond as mp
     >>> app = mp.App("sums")
@@ -157,8 +157,8 @@ class TestDriver:
         self._partitions = partitions
         self._home = tempfile.mkdtemp(prefix="millpond-test-")
         self.clock = ManualClock()
-        self._sources: dict[str, _Sent] = {}
-        self._sinks: dict[str, _Taken] = {}
+        self._sources: dict[str, _SentRows] = {}
+        self._sinks: dict[str, _TakenRows] = {}
         self._crash: tuple[str, str] | None = None
         self._dead = False
         self._driver: Driver | None = None
@@ -171,7 +171,7 @@ class TestDriver:
         self.close()
 
     def close(self) -> None:
-        """Remove what the driver keeps on disk.
+        """Stop the app and remove the files of the driver.
 
         >>> import millpond as mp
         >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([]))
@@ -180,7 +180,7 @@ class TestDriver:
         self._stop()
         shutil.rmtree(self._home, ignore_errors=True)
 
-    # --- what a test does ---
+    # --- for tests ---
 
     def send(self, stream: str | Mapping[str, Sequence[Any]], rows: Sequence[Any] | None = None) -> None:
         """Feed rows to a stream, or to several at once, as one batch.
@@ -206,7 +206,7 @@ class TestDriver:
         self._run()
 
     def advance(self, time: str | float) -> None:
-        """Let processing time pass; what is due happens.
+        """Let processing time pass and run a batch: timers and windows that are due fire.
 
         >>> import millpond as mp
         >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([]))
@@ -218,7 +218,7 @@ class TestDriver:
         self._run()
 
     def finish(self) -> None:
-        """The end of the input: what is open closes.
+        """End the input: windows and timers that are open close.
 
         >>> import millpond as mp
         >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([]))
@@ -230,7 +230,7 @@ class TestDriver:
         self._run(final=True)
 
     def output(self, sink: str) -> list[Any]:
-        """The rows that a sink holds, in the order of the rows that caused them.
+        """Return the rows of a sink, in the order of the input rows that caused them.
 
         >>> import millpond as mp
         >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([])).to("out", mp.sinks.console())
@@ -243,7 +243,7 @@ class TestDriver:
         return self._sinks[sink].rows
 
     def state(self, step: str) -> StateView:
-        """A step's state, as of the newest commit.
+        """Return the state of a step, as of the newest commit.
 
         >>> import millpond as mp
         >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([]))
@@ -264,7 +264,7 @@ class TestDriver:
         )
 
     def crash(self, at: StepName = "commit", when: When = "before") -> None:
-        """Let the next batch die there: `send` raises `Crashed`, and `restart` brings the app back.
+        """Make the next batch crash at this point: `send` raises `Crashed`, and `restart` starts the app again.
 
         >>> import millpond as mp
         >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([]))
@@ -279,7 +279,7 @@ class TestDriver:
         self._crash = (at, when)
 
     def restart(self, app: App | None = None, *, lose_replicas: bool = False) -> None:
-        """A new process on the same storage, perhaps with a changed app; the batch that died is done again.
+        """Start the app again on the same storage, perhaps changed; the batch that crashed is run again.
 
         >>> import millpond as mp
         >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([])).to("out", mp.sinks.console())
@@ -289,7 +289,7 @@ class TestDriver:
         ...     driver.output("out")
         [1]
         """
-        if self._driver is not None and not self._dead:  # it was not killed, so it goes in good order
+        if self._driver is not None and not self._dead:  # it has not crashed, so it ends normally
             with contextlib.suppress(MillpondError):
                 self._driver.release()
         self._app = app or self._app
@@ -297,7 +297,7 @@ class TestDriver:
         self._stop()
         if lose_replicas:
             shutil.rmtree(self._home, ignore_errors=True)
-        if armed is not None and armed[0] in ACTIONS:  # what happens before the first batch can die, too
+        if armed is not None and armed[0] in ACTIONS:  # a rewrite before the first batch can crash, too
             self._crash = armed
         try:
             self._begin()
@@ -307,7 +307,7 @@ class TestDriver:
         self._run()
 
     def rebuild(self, step: str, *, switch: bool = False) -> Rebuilt:
-        """As `App.rebuild`: make a step's state again from all that was sent, and compare it with the live one.
+        """Like `App.rebuild`: compute the state of a step again from all rows that were sent, and compare it.
 
         >>> import millpond as mp
         >>> app = mp.App("a")
@@ -324,7 +324,7 @@ class TestDriver:
         program = lowlevel.program(self._app)
         packed = pack_program(program)
         replaced = self._replaced(replace(program, types=packed.types))
-        if switch and self._driver is not None:  # for that an app must have stopped
+        if switch and self._driver is not None:  # the app must be stopped
             self._driver.release()
             self._stop()
 
@@ -340,7 +340,7 @@ class TestDriver:
             if switch:
                 self._begin()
 
-    # --- how it is done ---
+    # --- internals ---
 
     def _alive(self) -> None:
         if self._dead:
@@ -385,7 +385,7 @@ class TestDriver:
         )
 
     def _replaced(self, program: Program) -> Program:
-        """The program with its sources and sinks replaced, by their names, with ones that a test can see."""
+        """Return the program with its sources and sinks replaced by ones that the test controls."""
         newest = Ledger(self._storage, program.app, self.clock).newest()
         reached = {} if newest is None else positions_of(self._storage, newest)
         nodes = []
@@ -393,11 +393,11 @@ class TestDriver:
             op = node.op
             if isinstance(op, Read):
                 if op.stream not in self._sources:
-                    self._sources[op.stream] = _Sent(reached.get(op.stream, {}).get("0", 0))
+                    self._sources[op.stream] = _SentRows(reached.get(op.stream, {}).get("0", 0))
                 op = replace(op, source=self._sources[op.stream])
             elif isinstance(op, Deliver):
                 real = op.sink if isinstance(op.sink, FunctionSink) else None
-                taken = self._sinks.setdefault(op.name, _Taken(real, self._orders))
+                taken = self._sinks.setdefault(op.name, _TakenRows(real, self._orders))
                 taken.real = real
                 op = replace(op, sink=taken)
             nodes.append(replace(node, op=op))

@@ -1,4 +1,4 @@
-"""A pytest fixture: `millpond_driver(app)` gives a TestDriver that is closed when the test ends."""
+"""A pytest fixture: `millpond_driver(app)` returns a TestDriver that is closed when the test ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def millpond_driver() -> Iterator[Callable[..., Any]]:
-    """Make TestDrivers that close themselves.
+    """Return a function that makes TestDrivers, which are closed when the test ends.
 
     def test_totals(millpond_driver):
         driver = millpond_driver(app)

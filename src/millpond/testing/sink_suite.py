@@ -1,4 +1,4 @@
-"""What every sink has to do, as tests: run them against your own.
+"""The contract of sinks as tests, to run against your own sink.
 
 # test_my_sink.py
 import pytest
@@ -26,14 +26,14 @@ import pytest
 
 from millpond.sinks.base import Delivery, RegisteredSink, Registration, RollbackSink, Sink
 
-Rows = list[Any]
+RowList = list[Any]
 
 FIRST = Delivery("orders", "5e1f", "totals", 42, 0, "a7c0")
 CLAIM = Registration("orders", "5e1f", "totals", 40, "c1a1", 40, "c1a1")
 
 
 class SinkSuite:
-    """The promises of `millpond.sinks.base.Sink`, a test each. Subclass it and give it `make_sink` and `held`.
+    """The contract of `mp.lowlevel.Sink`, one test for each promise. Subclass it and override `make_sink` and `held`.
 
     >>> from millpond.testing.sink_suite import SinkSuite
     >>> class TestConsole(SinkSuite):
@@ -41,20 +41,20 @@ class SinkSuite:
     """
 
     counts_once: ClassVar[bool] = True
-    """Whether a delivery that is repeated counts once: False for a sink that says it cannot see to that."""
+    """Whether a repeated delivery counts once: False for a sink that is documented not to ensure it."""
 
     @pytest.fixture
     def make_sink(self) -> Callable[[], Sink]:
-        """Override: a function that makes the sink, anew at each call, always for the same target."""
+        """Override: return a function that makes a new sink at each call, always for the same target."""
         raise NotImplementedError("override the fixture make_sink")
 
     @pytest.fixture
-    def held(self) -> Callable[[Sink], Rows]:
-        """Override: a function that says which rows a reader finds in the sink, by batch and partition."""
+    def held(self) -> Callable[[Sink], RowList]:
+        """Override: return a function that reads the rows in the sink's target, by batch and partition."""
         raise NotImplementedError("override the fixture held")
 
-    def some_rows(self, first: int, count: int) -> Rows:
-        """Override where the sink cannot hold such rows: `count` rows from number `first` on."""
+    def some_rows(self, first: int, count: int) -> RowList:
+        """Override if the sink cannot take such rows: return `count` rows from number `first` on."""
         return [{"id": str(i), "text": f"row {i}"} for i in range(first, first + count)]
 
     def test_it_is_a_sink(self, make_sink: Callable[[], Sink]) -> None:
@@ -62,19 +62,21 @@ class SinkSuite:
         assert isinstance(sink, Sink)
         assert sink.where in ("driver", "workers")
 
-    def test_rows_arrive_in_their_order(self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]) -> None:
+    def test_rows_arrive_in_their_order(self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]) -> None:
         sink, rows = make_sink(), self.some_rows(0, 20)
         sink.deliver(rows, FIRST)
         assert held(sink) == rows
 
-    def test_batches_arrive_in_their_order(self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]) -> None:
+    def test_batches_arrive_in_their_order(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
+    ) -> None:
         sink = make_sink()
-        for i in range(8, 12):  # one digit, then two: names that sort as text would turn them round
+        for i in range(8, 12):  # one digit, then two: sorted as text they would be in another order
             sink.deliver(self.some_rows(i * 3, 3), replace(FIRST, batch=i))
         assert held(sink) == self.some_rows(24, 12)
 
     def test_a_delivery_that_is_repeated_counts_once(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
     ) -> None:
         sink, rows = make_sink(), self.some_rows(0, 3)
         sink.deliver(rows, FIRST)
@@ -84,7 +86,7 @@ class SinkSuite:
         assert len(held(sink)) == 5 if self.counts_once else len(held(sink)) >= 5
 
     def test_a_delivery_that_a_new_process_repeats_counts_once(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
     ) -> None:
         rows = self.some_rows(0, 3)
         make_sink().deliver(rows, FIRST)
@@ -104,14 +106,16 @@ class SinkSuite:
         ids=["batch", "partition", "sink", "incarnation", "attempt"],
     )
     def test_deliveries_that_differ_in_one_thing_are_two(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows], other: Delivery
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList], other: Delivery
     ) -> None:
         sink, rows = make_sink(), self.some_rows(0, 3)
         sink.deliver(rows, FIRST)
         sink.deliver(rows, other)
         assert held(sink) == rows + rows
 
-    def test_an_empty_delivery_leaves_no_row(self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]) -> None:
+    def test_an_empty_delivery_leaves_no_row(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
+    ) -> None:
         sink = make_sink()
         sink.deliver([], FIRST)
         assert held(sink) == []
@@ -124,7 +128,9 @@ class SinkSuite:
         make_sink().deliver(rows, FIRST)
         assert rows == before
 
-    def test_it_survives_the_way_to_a_worker(self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]) -> None:
+    def test_it_survives_the_way_to_a_worker(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
+    ) -> None:
         sink, rows = make_sink(), self.some_rows(0, 3)
         there = pickle.loads(pickle.dumps(sink))
         assert there.where == sink.where
@@ -135,24 +141,24 @@ class SinkSuite:
     # --- optional: rollback ---
 
     def test_deliveries_that_are_rolled_back_are_void_for_ever(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
     ) -> None:
         sink = make_sink()
         if not isinstance(sink, RollbackSink):
-            assert not hasattr(sink, "rollback"), "it must have the arguments that millpond.sinks.base.RollbackSink has"
+            assert not hasattr(sink, "rollback"), "it must have the arguments that mp.lowlevel.RollbackSink has"
             return
         deliveries = [replace(FIRST, batch=42 + i) for i in range(4)]
         for i in (0, 1, 3):  # the third never arrives
             sink.deliver(self.some_rows(i, 1), deliveries[i])
         given_up = {deliveries[1]: self.some_rows(1, 1), deliveries[2]: self.some_rows(2, 1)}
-        for _ in range(2):  # as a process that was paused does it once more
+        for _ in range(2):  # a process that was paused repeats it
             sink.rollback(list(given_up), lambda delivery: given_up[delivery])
             assert held(sink) == [*self.some_rows(0, 1), *self.some_rows(3, 1)]
             for delivery, rows in given_up.items():  # a driver that was paused
                 make_sink().deliver(rows, delivery)
             assert held(sink) == [*self.some_rows(0, 1), *self.some_rows(3, 1)]
 
-    def test_a_rollback_needs_no_rows(self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]) -> None:
+    def test_a_rollback_needs_no_rows(self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]) -> None:
         sink = make_sink()
         if isinstance(sink, RollbackSink):
             sink.rollback([FIRST], lambda delivery: [])
@@ -164,7 +170,7 @@ class SinkSuite:
     def test_a_target_remembers_its_registration(self, make_sink: Callable[[], Sink]) -> None:
         sink = make_sink()
         if not isinstance(sink, RegisteredSink):
-            assert not hasattr(sink, "register"), "it must have all that millpond.sinks.base.RegisteredSink has"
+            assert not hasattr(sink, "register"), "it must have all that mp.lowlevel.RegisteredSink has"
             return
         assert list(sink.registrations("orders", "5e1f", "totals")) == []
         for written in (CLAIM, replace(CLAIM, batch=42, attempt="a7c0")):
@@ -197,7 +203,7 @@ class SinkSuite:
                 assert sink.status(other) == "gone"
 
     def test_a_target_gives_up_what_the_ledger_does_not_contain(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
     ) -> None:
         sink = make_sink()
         if not isinstance(sink, RegisteredSink):
@@ -208,13 +214,13 @@ class SinkSuite:
             sink.deliver(self.some_rows(i, 1), delivery)
         give_up = sink.take_back(CLAIM, lambda batch, attempt: (batch, attempt) in {(42, "a7c0"), (43, "a7c0")})
         newer = replace(FIRST, batch=45)
-        sink.deliver(self.some_rows(9, 1), newer)  # what comes after the look is not given up
+        sink.deliver(self.some_rows(9, 1), newer)  # a delivery after the search is not voided
         assert len(give_up()) == 2
         left = [*self.some_rows(0, 3), *self.some_rows(9, 1)]
         assert sorted(map(str, held(sink))) == sorted(map(str, left))
 
     def test_a_delivery_that_another_copy_rolled_back_can_be_delivered_again(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], Rows]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
     ) -> None:
         sink = make_sink()
         if not isinstance(sink, RegisteredSink) or not isinstance(sink, RollbackSink):

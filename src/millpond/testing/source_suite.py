@@ -1,4 +1,4 @@
-"""What every source has to do, as tests: run them against your own.
+"""The contract of sources as tests, to run against your own source.
 
 # test_my_source.py
 import pytest
@@ -45,24 +45,24 @@ from millpond.sources.base import (
 LIMITS = [1, 2, 7, 1_000, 10**6]
 MANY_BATCHES = 10_000
 
-Rows = list[Any]
+RowList = list[Any]
 
 
 @dataclass
 class Batch:
-    """What one turn of planning and reading gave, as the driver sees it."""
+    """The result of one plan and its reads, as the driver sees it."""
 
     splits: Sequence[Split]
-    rows: Rows
+    rows: RowList
     position: dict[str, Any]
 
 
-def rows_of(chunk: Chunk) -> Rows:
-    """The rows of a chunk as Python values, whatever shape it has.
+def chunk_rows(chunk: Chunk) -> RowList:
+    """Return the rows of a chunk as Python values, whatever its form.
 
     >>> from millpond.sources.base import Chunk, JsonLines
-    >>> from millpond.testing.source_suite import rows_of
-    >>> rows_of(Chunk(JsonLines([b'{"n": 1}', b'2']), position=None))
+    >>> from millpond.testing.source_suite import chunk_rows
+    >>> chunk_rows(Chunk(JsonLines([b'{"n": 1}', b'2']), position=None))
     [{'n': 1}, 2]
     """
     if isinstance(chunk.rows, pa.Table):
@@ -73,9 +73,9 @@ def rows_of(chunk: Chunk) -> Rows:
 
 
 def batches(source: Source, rows: int, now: float, position: Mapping[str, Any] | None = None) -> Iterator[Batch]:
-    """Plan and read as a driver does, batch after batch, until nothing is planned.
+    """Plan and read as a driver does, batch after batch, until a plan is empty.
 
-    Every split is read by a copy of the source that went through pickle, as in a task elsewhere.
+    Every split is read by a pickled copy of the source, as in a task.
 
     >>> from millpond import sources
     >>> from millpond.testing.source_suite import batches
@@ -91,7 +91,7 @@ def batches(source: Source, rows: int, now: float, position: Mapping[str, Any] |
         before, found = dict(at), []
         for split in splits:
             for chunk in copy.read(split):
-                found += rows_of(chunk)
+                found += chunk_rows(chunk)
                 at[split.place] = chunk.position
         assert found or at != before, f"a plan gave no row and moved no position, at {at}: it would never end"
         yield Batch(splits, found, dict(at))
@@ -99,7 +99,7 @@ def batches(source: Source, rows: int, now: float, position: Mapping[str, Any] |
 
 
 class SourceSuite:
-    """The promises of `millpond.sources.base.Source`, a test each. Subclass it and give it `make_source`.
+    """The contract of `mp.lowlevel.Source`, one test for each promise. Subclass it and override `make_source`.
 
     >>> from millpond.testing.source_suite import SourceSuite
     >>> class TestRows(SourceSuite):
@@ -107,54 +107,54 @@ class SourceSuite:
     """
 
     plain_splits: ClassVar[bool] = True
-    """Whether splits hold plain JSON alone, as they should where a split does not carry the rows."""
+    """Whether splits are plain JSON, as they should be unless they carry the rows."""
 
     @pytest.fixture
     def clock(self) -> ManualClock:
-        """The clock whose time every plan is given."""
+        """The clock that gives every plan its time."""
         return ManualClock()
 
     @pytest.fixture
-    def make_source(self) -> Callable[[Rows], Source]:
-        """Override: a function that makes a source of the given rows, anew at each call."""
+    def make_source(self) -> Callable[[RowList], Source]:
+        """Override: return a function that makes a new source of the given rows at each call."""
         raise NotImplementedError("override the fixture make_source")
 
     @pytest.fixture
-    def add_rows(self) -> Callable[[Rows], object] | None:
-        """Override where the input can grow: a function that adds rows to what make_source made last."""
+    def add_rows(self) -> Callable[[RowList], object] | None:
+        """Override if the input can grow: return a function that adds rows to the source that was made last."""
         return None
 
     @pytest.fixture
     def reopen(self) -> Callable[[Source], Source]:
-        """Override where a pickled copy cannot plan: the source as a new process would make it."""
+        """Override if a pickled copy cannot plan: return a function that makes the source as a new process would."""
         return lambda source: pickle.loads(pickle.dumps(source))
 
-    def some_rows(self, first: int, count: int) -> Rows:
-        """Override where the source cannot hold such rows: `count` rows from number `first` on."""
+    def some_rows(self, first: int, count: int) -> RowList:
+        """Override if the source cannot have such rows: return `count` rows from number `first` on."""
         return [{"id": str(i), "text": f"row {i}"} for i in range(first, first + count)]
 
     @pytest.mark.parametrize("limit", LIMITS)
     def test_every_row_comes_once_and_in_order_whatever_the_limit(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock, limit: int
+        self, make_source: Callable[[RowList], Source], clock: ManualClock, limit: int
     ) -> None:
         rows = self.some_rows(0, 50)
         source = make_source(rows)
         found = [row for batch in batches(source, limit, clock.now()) for row in batch.rows]
         assert found == rows
 
-    def test_it_is_a_source(self, make_source: Callable[[Rows], Source]) -> None:
+    def test_it_is_a_source(self, make_source: Callable[[RowList], Source]) -> None:
         assert isinstance(make_source(self.some_rows(0, 3)), Source)
 
     def test_an_empty_position_starts_at_the_beginning(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock
+        self, make_source: Callable[[RowList], Source], clock: ManualClock
     ) -> None:
         rows = self.some_rows(0, 3)
         source = make_source(rows)
-        for _ in range(2):  # also when it planned from there before
+        for _ in range(2):  # also if it has planned from there before
             assert next(batches(source, 1, clock.now())).rows == rows[:1]
 
     def test_nothing_is_planned_once_all_is_read(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock
+        self, make_source: Callable[[RowList], Source], clock: ManualClock
     ) -> None:
         source = make_source(self.some_rows(0, 20))
         *_, last = batches(source, 7, clock.now())
@@ -163,12 +163,12 @@ class SourceSuite:
         assert not source.plan(last.position, limit, clock.now())
 
     def test_nothing_is_planned_when_there_are_no_rows(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock
+        self, make_source: Callable[[RowList], Source], clock: ManualClock
     ) -> None:
         assert [batch.rows for batch in batches(make_source([]), 7, clock.now()) if batch.rows] == []
 
     def test_planning_leaves_the_position_alone(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock
+        self, make_source: Callable[[RowList], Source], clock: ManualClock
     ) -> None:
         source = make_source(self.some_rows(0, 20))
         position: dict[str, Any] = {}
@@ -176,7 +176,7 @@ class SourceSuite:
         assert position == {}
 
     def test_a_plan_that_was_not_carried_out_is_made_again(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock
+        self, make_source: Callable[[RowList], Source], clock: ManualClock
     ) -> None:
         source = make_source(self.some_rows(0, 20))
         limit = Limit(rows=7, bytes=1 << 30)
@@ -184,7 +184,7 @@ class SourceSuite:
 
     @pytest.mark.parametrize("limit", LIMITS)
     def test_positions_and_splits_are_plain_json(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock, limit: int
+        self, make_source: Callable[[RowList], Source], clock: ManualClock, limit: int
     ) -> None:
         for batch in batches(make_source(self.some_rows(0, 20)), limit, clock.now()):
             assert json.loads(json.dumps(batch.position)) == batch.position
@@ -196,7 +196,7 @@ class SourceSuite:
 
     @pytest.mark.parametrize("limit", LIMITS)
     def test_splits_of_one_place_follow_each_other_without_a_gap(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock, limit: int
+        self, make_source: Callable[[RowList], Source], clock: ManualClock, limit: int
     ) -> None:
         for batch in batches(make_source(self.some_rows(0, 50)), limit, clock.now()):
             stops: dict[str, Any] = {}
@@ -208,18 +208,18 @@ class SourceSuite:
                 stops[split.place] = split.stop
 
     def test_a_split_read_twice_gives_the_same_rows(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock
+        self, make_source: Callable[[RowList], Source], clock: ManualClock
     ) -> None:
         source = make_source(self.some_rows(0, 50))
         for batch in batches(source, 7, clock.now()):
             for split in batch.splits:
-                once, again = ([(rows_of(c), c.position) for c in source.read(split)] for _ in range(2))
+                once, again = ([(chunk_rows(c), c.position) for c in source.read(split)] for _ in range(2))
                 assert once == again
 
     def test_a_split_gives_the_same_rows_when_more_have_arrived(
         self,
-        make_source: Callable[[Rows], Source],
-        add_rows: Callable[[Rows], object] | None,
+        make_source: Callable[[RowList], Source],
+        add_rows: Callable[[RowList], object] | None,
         clock: ManualClock,
     ) -> None:
         if add_rows is None:
@@ -228,9 +228,11 @@ class SourceSuite:
         source = make_source(rows)
         splits = source.plan({}, Limit(rows=10**6, bytes=1 << 30), clock.now())
         add_rows(self.some_rows(20, 5))
-        assert [row for split in splits for chunk in source.read(split) for row in rows_of(chunk)] == rows
+        assert [row for split in splits for chunk in source.read(split) for row in chunk_rows(chunk)] == rows
 
-    def test_every_split_says_how_far_it_came(self, make_source: Callable[[Rows], Source], clock: ManualClock) -> None:
+    def test_every_split_says_how_far_it_came(
+        self, make_source: Callable[[RowList], Source], clock: ManualClock
+    ) -> None:
         source = make_source(self.some_rows(0, 50))
         for split in source.plan({}, Limit(rows=10**6, bytes=1 << 30), clock.now()):
             assert list(source.read(split)), "a split without rows still has a chunk that carries its position"
@@ -238,7 +240,7 @@ class SourceSuite:
     @pytest.mark.parametrize("limit", [1, 7])
     def test_it_resumes_from_every_committed_position(
         self,
-        make_source: Callable[[Rows], Source],
+        make_source: Callable[[RowList], Source],
         reopen: Callable[[Source], Source],
         clock: ManualClock,
         limit: int,
@@ -256,8 +258,8 @@ class SourceSuite:
     @pytest.mark.parametrize("limit", [2, 10**6])
     def test_rows_that_arrive_later_are_planned_later(
         self,
-        make_source: Callable[[Rows], Source],
-        add_rows: Callable[[Rows], object] | None,
+        make_source: Callable[[RowList], Source],
+        add_rows: Callable[[RowList], object] | None,
         clock: ManualClock,
         limit: int,
     ) -> None:
@@ -275,9 +277,9 @@ class SourceSuite:
     @pytest.mark.parametrize("limit", [1, 7, 10**6])
     def test_it_is_read_again_to_the_bounds_of_every_batch_and_no_further(
         self,
-        make_source: Callable[[Rows], Source],
+        make_source: Callable[[RowList], Source],
         reopen: Callable[[Source], Source],
-        add_rows: Callable[[Rows], object] | None,
+        add_rows: Callable[[RowList], object] | None,
         clock: ManualClock,
         limit: int,
     ) -> None:
@@ -294,14 +296,14 @@ class SourceSuite:
             at, found = dict(position), []
             for split in again.plan_to(position, batch.position, most, clock.now()):
                 for chunk in again.read(split):
-                    found += rows_of(chunk)
+                    found += chunk_rows(chunk)
                     at[split.place] = chunk.position
             assert found == batch.rows
             assert not again.plan_to(at, batch.position, most, clock.now())
             position = batch.position
 
     def test_it_is_read_again_in_batches_of_any_size(
-        self, make_source: Callable[[Rows], Source], add_rows: Callable[[Rows], object] | None, clock: ManualClock
+        self, make_source: Callable[[RowList], Source], add_rows: Callable[[RowList], object] | None, clock: ManualClock
     ) -> None:
         rows = self.some_rows(0, 20)
         source = make_source(rows)
@@ -311,22 +313,22 @@ class SourceSuite:
         if add_rows is not None:
             add_rows(self.some_rows(20, 5))
         at: dict[str, Any] = {}
-        found: Rows = []
+        found: RowList = []
         for _ in range(MANY_BATCHES):
             splits = source.plan_to(at, last.position, Limit(rows=3, bytes=1 << 30), clock.now())
             if not splits:
                 break
             for split in splits:
                 for chunk in source.read(split):
-                    found += rows_of(chunk)
+                    found += chunk_rows(chunk)
                     at[split.place] = chunk.position
         assert found == rows
 
     @pytest.mark.parametrize("limit", [2, 10**6])
     def test_a_snapshot_ends_where_the_source_ended_when_it_was_taken(
         self,
-        make_source: Callable[[Rows], Source],
-        add_rows: Callable[[Rows], object] | None,
+        make_source: Callable[[RowList], Source],
+        add_rows: Callable[[RowList], object] | None,
         clock: ManualClock,
         limit: int,
     ) -> None:
@@ -344,13 +346,13 @@ class SourceSuite:
 
     @pytest.mark.parametrize("bytes_per_row", [1, 100, 10**6])
     def test_what_it_learns_of_row_sizes_changes_no_row(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock, bytes_per_row: int
+        self, make_source: Callable[[RowList], Source], clock: ManualClock, bytes_per_row: int
     ) -> None:
         rows = self.some_rows(0, 50)
         source = make_source(rows)
         if not isinstance(source, LearningSource):
             pytest.skip("this source has no learned")
-        found: Rows = []
+        found: RowList = []
         for batch in batches(source, 7, clock.now()):
             found += batch.rows
             if batch.rows:
@@ -358,7 +360,7 @@ class SourceSuite:
         assert found == rows
 
     def test_it_waits_for_nothing_at_the_end_of_a_complete_input(
-        self, make_source: Callable[[Rows], Source], clock: ManualClock
+        self, make_source: Callable[[RowList], Source], clock: ManualClock
     ) -> None:
         source = make_source(self.some_rows(0, 20))
         if not isinstance(source, WaitingSource):
@@ -370,11 +372,11 @@ class SourceSuite:
         assert position == last.position
         assert not source.plan(position, Limit(rows=7, bytes=1 << 30), clock.now())
 
-    def test_a_row_can_be_found_again(self, make_source: Callable[[Rows], Source], clock: ManualClock) -> None:
+    def test_a_row_can_be_found_again(self, make_source: Callable[[RowList], Source], clock: ManualClock) -> None:
         source = make_source(self.some_rows(0, 3))
         [*splits] = source.plan({}, Limit(rows=3, bytes=1 << 30), clock.now())
-        chunks = [chunk for split in splits for chunk in source.read(split) if chunk.where and rows_of(chunk)]
+        chunks = [chunk for split in splits for chunk in source.read(split) if chunk.where and chunk_rows(chunk)]
         for chunk in chunks:
             assert chunk.where is not None
-            places = [chunk.where(i) for i in range(len(rows_of(chunk)))]
+            places = [chunk.where(i) for i in range(len(chunk_rows(chunk)))]
             assert all(places) and len(set(places)) == len(places)

@@ -1,4 +1,4 @@
-"""What every storage has to do, as tests: run them against your own.
+"""The contract of storages as tests, to run against your own storage.
 
 # test_my_storage.py
 import pytest
@@ -49,7 +49,7 @@ ORDERED = ["n/a-b/z", "n/a.b", "n/a/b", "n/a/c/d", "n/a0", "n/b", "n/é", "n/\uf
 
 
 def paths(items: Iterator[Item]) -> list[str]:
-    """The paths of what a storage lists.
+    """Return the paths that a storage lists.
 
     >>> from millpond.storage import Item
     >>> from millpond.testing.storage_suite import paths
@@ -60,7 +60,7 @@ def paths(items: Iterator[Item]) -> list[str]:
 
 
 class StorageSuite:
-    """The contract of `millpond.storage.Storage`, one test a sentence.
+    """The contract of `mp.lowlevel.Storage`, one test for each promise.
 
     Override the fixture `storage`: a new, empty place each time. Say `across_processes = True` where other
     processes can reach that place. If `open_storage` does not know its url, override `reopen`.
@@ -86,7 +86,7 @@ class StorageSuite:
         raise NotImplementedError("StorageSuite: override the fixture `storage` with one that returns yours")
 
     def reopen(self, url: str) -> Storage:
-        """The place behind a url, as another program would open it."""
+        """Open the storage of a URL, as another program would."""
         return open_storage(url)
 
     # Reading and writing
@@ -398,7 +398,7 @@ _wait_for_all: Callable[[], object]
 
 
 def _start_together(barrier: Any) -> None:
-    """Once in each process of the pool, because a barrier goes to a process only when it starts."""
+    """Called once in each process of the pool: a barrier can be passed only when a process starts."""
     global _wait_for_all
     _wait_for_all = partial(barrier.wait, timeout=60)
 
