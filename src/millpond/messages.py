@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from millpond.errors import MillpondError
@@ -42,7 +43,7 @@ class BatchContext:
     table_changes: Pointers = field(default_factory=dict)  # table → partition → changes of the batch's earlier stages
     is_read_ahead: bool = False  # the batch before it is not done: `event_time` is as that one begins
 
-    @property
+    @cached_property
     def paths(self) -> Paths:
         return Paths(self.log.app)
 

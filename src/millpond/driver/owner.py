@@ -18,7 +18,7 @@ from millpond.driver.targets import Targets
 from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
-from millpond.log.point import LogPoint, RecordLink, segments_by_partition
+from millpond.log.point import LogPoint, RecordLink, SegmentsByStep, segments_by_partition
 from millpond.log.record import FORMAT, Kind, Record
 from millpond.log.rewrite import Rewriter, rewrite_fields
 from millpond.messages import BatchContext, EventTime
@@ -39,7 +39,7 @@ class Owner:
         self.storage, self.clock = ledger.storage, ledger.clock
         self.ledger, self.targets = ledger, targets
         self._program = program
-        self._recent: list[Record] = []
+        self._recent: list[tuple[RecordLink, dict[int, SegmentsByStep]]] = []
 
     @classmethod
     def claim(
@@ -63,7 +63,7 @@ class Owner:
                 lambda parcel: read_parcel(storage, Codec(program.types), parcel),
             )
             void_deliveries(program, ledger, program.app, owner.last.void_ranges)
-        owner._recent = [owner.last]
+        owner._recent = [(RecordLink.of(owner.last), segments_by_partition(owner.last))]
         return owner
 
     def _append_claim(self, partitions: int | None, default_partitions: int) -> Record:
@@ -172,7 +172,8 @@ class Owner:
             },
         )
         self.last = self.ledger.append(record, self.last)
-        self._recent = [*self._recent, self.last][-RECENT_RECORDS:]
+        newest = RecordLink.of(self.last), segments_by_partition(self.last)
+        self._recent = [*self._recent, newest][-RECENT_RECORDS:]
         return self.last
 
     def check_ownership(self) -> None:
@@ -233,8 +234,8 @@ class Owner:
             last.born,
             last.epoch,
             last.manifest,
-            recent={record.number: segments_by_partition(record) for record in self._recent},
-            links={record.number: RecordLink.of(record) for record in self._recent},
+            recent={link.number: segments for link, segments in self._recent},
+            links={link.number: link for link, _ in self._recent},
         )
         return BatchContext(
             log,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Literal
 from urllib.parse import quote, unquote
@@ -128,7 +129,7 @@ class Paths:
 
     app: str
 
-    @property
+    @cached_property
     def root(self) -> str:
         app, _, shadow = self.app.partition(_SHADOW)
         return f"{quote_name(app)}/rebuild/{shadow}" if shadow else quote_name(app)
@@ -138,7 +139,7 @@ class Paths:
         """The folder of the apps that rebuild steps of this one."""
         return f"{self.root}/rebuild"
 
-    @property
+    @cached_property
     def ledger(self) -> str:
         return f"{self.root}/ledger"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -240,6 +240,10 @@ class Program:
     stages: tuple[int, ...]  # the stage in which a node's output goes on: of an exchange, the one that it leads to
     types: tuple[type, ...]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Only the fields travel to the workers: what is computed from them is computed there again."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
     @cached_property
     def routes(self) -> tuple[tuple[Route, ...], ...]:
         """For each node, the way to every consumer of its main output.
@@ -358,15 +362,16 @@ class Program:
         """The node of `app.dead_letters`; None if the program does not use it."""
         return next((node.id for node in self.nodes if isinstance(node.op, DeadLetters)), None)
 
-    def tables_everywhere(self, stage: int) -> list[str]:
-        """Return the tables that lookups of a stage need as a whole, sorted."""
-        found = set()
+    @cached_property
+    def whole_tables(self) -> dict[int, list[str]]:
+        """For each stage, the tables that its lookups need as a whole, sorted."""
+        found: dict[int, set[str]] = {}
         for node in self.nodes:
-            if isinstance(node.op, StatefulStep) and node.op.table is not None and self.stages[node.id] == stage:
+            if isinstance(node.op, StatefulStep) and node.op.table is not None:
                 table = self.nodes[node.op.table].op
                 if isinstance(table, StatefulStep) and table.step.is_everywhere:
-                    found.add(table.step.name)
-        return sorted(found)
+                    found.setdefault(self.stages[node.id], set()).add(table.step.name)
+        return {stage: sorted(tables) for stage, tables in found.items()}
 
 
 def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Program:

@@ -14,7 +14,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -58,28 +58,29 @@ class ChangeReader(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class PartitionChanges:
     """The changes of one partition."""
 
-    def __init__(self, storage: Storage, partition: int) -> None:
-        self._storage, self._partition = storage, partition
+    storage: Storage
+    partition: int
 
     def read_manifest(self, manifest: Manifest) -> Iterator[tuple[str, Changes]]:
-        mine = [(step, run) for step, found in manifest.runs.items() for run in found.get(self._partition, [])]
+        mine = [(step, run) for step, found in manifest.runs.items() for run in found.get(self.partition, [])]
         parts = [(step, part) for step, run in mine for part in run]
-        progress = Filling(manifest.app, self._partition, [part.file for _, part in parts])
+        progress = Filling(manifest.app, self.partition, [part.file for _, part in parts])
         for step, part in parts:
-            yield step, segment.state_table(pointer.read_file(self._storage, part.file))
+            yield step, segment.state_table(pointer.read_file(self.storage, part.file))
             progress.done(part.file)
 
     def read_record(self, segments: dict[int, SegmentsByStep]) -> Mapping[str, Sequence[Change]]:
-        mine = segments.get(self._partition, {})
+        mine = segments.get(self.partition, {})
         return {step: self._read(files) for step, files in mine.items()}
 
     def _read(self, files: list[Pointer]) -> list[Change]:
         if len(files) == 1 and files[0].path in _written:
             return _written.pop(files[0].path)
-        return list(read_segment_changes(self._storage, files))
+        return list(read_segment_changes(self.storage, files))
 
 
 @contextmanager
@@ -110,41 +111,43 @@ def catch_up(
         yield view
 
 
+@dataclass(frozen=True)
 class _LogReader:
     """Reads the log up to a point."""
 
-    def __init__(self, storage: Storage, log_point: LogPoint, changes: ChangeReader) -> None:
-        self._storage, self._point, self._changes = storage, log_point, changes
+    storage: Storage
+    point: LogPoint
+    changes: ChangeReader
 
     def missing(self, position: int) -> Iterator[RecordChanges]:
         """Return the changes of the records after a position and up to the point."""
-        point = self._point
+        point = self.point
         if position < 0 and point.manifest is not None:
-            manifest = read_manifest(self._storage, point.manifest)
-            yield RecordChanges(manifest.upto, self._changes.read_manifest(manifest), manifest.checksum)
+            manifest = read_manifest(self.storage, point.manifest)
+            yield RecordChanges(manifest.upto, self.changes.read_manifest(manifest), manifest.checksum)
             position = manifest.upto
         before: RecordLink | None = None
         for number in range(max(position + 1, point.born), point.number + 1):
             link, segments = self._record(number)
             if before is not None and link.previous != before.checksum:
                 raise Corrupt(
-                    f"{self._storage.url}: ledger record {self._ledger.paths.record(number)} does not follow the "
+                    f"{self.storage.url}: ledger record {self._ledger.paths.record(number)} does not follow the "
                     "record before it: records of different copies of the state directory were mixed. Put the ledger "
                     "back from one copy."
                 )
-            yield RecordChanges(number, self._changes.read_record(segments), link.checksum, link.previous)
+            yield RecordChanges(number, self.changes.read_record(segments), link.checksum, link.previous)
             before = link
 
     def _record(self, number: int) -> tuple[RecordLink, dict[int, SegmentsByStep]]:
-        segments = self._point.recent.get(number)
+        segments = self.point.recent.get(number)
         if segments is not None:
-            return self._point.links[number], segments
-        record = next(self._ledger.between(number - 1, self._point.number))
+            return self.point.links[number], segments
+        record = next(self._ledger.between(number - 1, self.point.number))
         return RecordLink.of(record), segments_by_partition(record)
 
     @property
     def _ledger(self) -> Ledger:
-        return Ledger(self._storage, self._point.app, SystemClock())
+        return Ledger(self.storage, self.point.app, SystemClock())
 
     def belongs(self, view: View) -> bool:
         """Return whether a view was built from this very ledger, up to the record that it is at.
@@ -153,7 +156,7 @@ class _LogReader:
         """
         if view.position < 0:
             return True
-        link = self._point.links.get(view.position)
+        link = self.point.links.get(view.position)
         if link is not None:
             return view.record == link.checksum
         record = self._ledger.read(view.position)

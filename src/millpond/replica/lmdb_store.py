@@ -151,8 +151,11 @@ class Replica:
         if not self._threads.acquire(timeout=turns.PATIENCE):
             raise Stuck(f"another thread has not let go of {self.path} for {turns.PATIENCE:g} s")
         try:
-            if not turns.locked(self._signature, how, turns.PATIENCE):
-                raise Stuck(f"another process has not let go of {self.path} for {turns.PATIENCE:g} s")
+            try:
+                fcntl.flock(self._signature, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not turns.locked(self._signature, how, turns.PATIENCE):
+                    raise Stuck(f"another process has not let go of {self.path} for {turns.PATIENCE:g} s") from None
             try:
                 yield
             finally:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.clock import Clock
-from millpond.codec import Codec
 from millpond.driver.read_ahead import progress_of
 from millpond.driver.runtime import Offer, Reading, T, W
 from millpond.errors import InvalidUse
@@ -111,9 +110,8 @@ class LocalRuntime:
         return results
 
     def deliver(self, program: Program, state_url: str, parcels: list[Parcel]) -> None:
-        codec = Codec(program.types)
         for parcel in parcels:
-            hand_over(self._storage, codec, program.sinks[parcel.sink], parcel)
+            hand_over(self._storage, program.codec, program.sinks[parcel.sink], parcel)
 
     def each(self, task: Callable[[Storage, W], T], jobs: list[W]) -> list[T]:
         return [task(self._storage, job) for job in jobs]

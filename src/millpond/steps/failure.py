@@ -7,7 +7,7 @@ import contextlib
 import copy
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from millpond.clock import Clock
@@ -108,9 +108,7 @@ class Failures:
     clock: Clock
     bury: Callable[[dict[str, Any], int], None]  # a dead letter and the order of its row
     origin: Callable[[int], str | None] = lambda order: None  # where the row of that order came from, in words
-
-    def __post_init__(self) -> None:
-        self.skipped: dict[str, int] = {}
+    skipped: dict[str, int] = field(default_factory=dict)  # step → rows
 
     def handle(self, policy: OnError, step: str, error: BaseException, failed: FailedRow) -> None:
         """Do with a failed row what the policy says: try again, skip it, bury it as a dead letter, or raise `Stop`.

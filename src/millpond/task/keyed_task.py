@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import socket
 from bisect import bisect_left
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -42,14 +43,15 @@ from millpond.timing import MAX_TICKS
 from millpond.watermarks import marks, moved
 
 
+@dataclass(frozen=True)
 class KeyedTask:
-    """One stage of one batch, for one partition."""
+    """One stage of one batch, for one partition. Without tools it opens the storage that the context names."""
 
-    def __init__(
-        self, program: Program, context: BatchContext, stage: int, partition: int, tools: Tools | None = None
-    ) -> None:
-        self._program, self._context, self._stage, self._partition = program, context, stage, partition
-        self._tools = tools
+    program: Program
+    context: BatchContext
+    stage: int
+    partition: int
+    tools: Tools | None = None
 
     def run(self, items: list[Any], carried: dict[int, list[ExchangePiece]], *, rebuild: bool = False) -> KeyedResult:
         """Run the stage over the rows in `items`, from reading tasks, and in `carried`, from earlier stages.
@@ -60,8 +62,8 @@ class KeyedTask:
         began = elapsed()
         headers = [item for item in items if isinstance(item, ReadHeader)]
         blobs = sorted(item for item in items if not isinstance(item, ReadHeader))
-        result = KeyedResult(self._partition, nonces={h.task: h.nonce for h in headers}, host=socket.gethostname())
-        if self._partition == 0:
+        result = KeyedResult(self.partition, nonces={h.task: h.nonce for h in headers}, host=socket.gethostname())
+        if self.partition == 0:
             result.headers = sorted(headers, key=lambda header: header.task)
         try:
             _check_attempts(headers, blobs)
@@ -70,7 +72,7 @@ class KeyedTask:
         except Incomplete as error:
             result.incomplete = str(error)
         except TASK_FAILURES as error:
-            result.output = TaskOutput(failure=failure_of(error, self._context.batch))
+            result.output = TaskOutput(failure=failure_of(error, self.context.batch))
         finally:
             result.seconds = elapsed() - began
         return result
@@ -84,8 +86,8 @@ class KeyedTask:
         rebuild: bool,
     ) -> None:
         """Run the stage; a replica that turns out to be damaged is rebuilt once, and the stage is run again."""
-        program, context = self._program, self._context
-        tools = self._tools or Tools.of(context)
+        program, context = self.program, self.context
+        tools = self.tools or Tools.of(context)
         arrived: dict[int, list[bytes]] = {}
         for _, _, _, exchange, blob in blobs:
             arrived.setdefault(exchange, []).append(blob)
@@ -94,14 +96,14 @@ class KeyedTask:
         if context.event_time.ends is None:  # the first stage knows it from the headers of the reading tasks
             ends = moved(program, context.event_time, headers)
             context = replace(context, event_time=replace(context.event_time, ends=ends))
-        folder = partition_folder(context.home, context.log, self._partition)
-        changes = PartitionChanges(tools.storage, self._partition)
-        tables = TaskTables(tools.storage, program, context, self._partition)
-        whole, damaged_tables = program.tables_everywhere(self._stage), set[str]()
+        folder = partition_folder(context.home, context.log, self.partition)
+        changes = PartitionChanges(tools.storage, self.partition)
+        tables = TaskTables(tools.storage, program, context, self.partition)
+        whole, damaged_tables = program.whole_tables.get(self.stage, []), set[str]()
         while True:
             try:
                 with (
-                    tables.open_whole(whole, rebuild=damaged_tables),
+                    tables.open_whole(whole, rebuild=damaged_tables) if whole else nullcontext(),
                     catch_up(tools.storage, context.log, folder, changes, rebuild=rebuild) as view,
                 ):
                     return self._run_steps(view, tables, context, arrived, tools, result)
@@ -126,10 +128,10 @@ class KeyedTask:
         result: KeyedResult,
     ) -> None:
         """Run the steps of the stage over the state in `view`, and write their changes and outputs."""
-        program, storage, base = self._program, tools.storage, context.log.number
+        program, storage, base = self.program, tools.storage, context.log.number
         if view.position != base:
             raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {base}")
-        router = Router(program, context, self._stage, tools.clock)
+        router = Router(program, context, self.stage, tools.clock)
         ends = context.event_time.ends or {}
         router.begin(view, marks(program, context.event_time, ends), partial(tables.reader, view))
         for exchange, blobs in arrived.items():
@@ -140,12 +142,12 @@ class KeyedTask:
         result.due = _next_due(router, view, changed)
         nonce = new_id()
         for step, changes in changed.items():
-            origin = SegmentOrigin(context.log.app, step, self._partition, context.batch)
-            path = context.paths.state(step, self._partition, context.attempt(nonce))
+            origin = SegmentOrigin(context.log.app, step, self.partition, context.batch)
+            path = context.paths.state(step, self.partition, context.attempt(nonce))
             packed = segment.pack_state(changes, origin)
             result.segments[step] = [pointer.write_file(storage, path, packed, len(changes))]
             remember_changes(path, changes, origin)
-        result.output = router.write_output(storage, self._partition, nonce, self._stage)
+        result.output = router.write_output(storage, self.partition, nonce, self.stage)
         result.ends = ends
         for node, running in router.running.items():
             if running.closed_until is not None:

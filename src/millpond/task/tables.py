@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 import lmdb
 
@@ -52,12 +53,15 @@ class TableOverlay:
         return [overlay[key] if key in overlay else next(committed) for key in keys]
 
 
+@dataclass(frozen=True)
 class TaskTables:
     """The tables that the steps of one task look rows up in."""
 
-    def __init__(self, storage: Storage, program: Program, context: BatchContext, partition: int) -> None:
-        self._storage, self._program, self._context, self._partition = storage, program, context, partition
-        self._whole: dict[str, TableReader] = {}
+    storage: Storage
+    program: Program
+    context: BatchContext
+    partition: int
+    _whole: dict[str, TableReader] = field(default_factory=dict)  # readers of whole tables that are open
 
     @contextmanager
     def open_whole(self, steps: Sequence[str], rebuild: set[str]) -> Iterator[None]:
@@ -66,18 +70,18 @@ class TaskTables:
         Like a partition's replica they are exactly at the record that the batch builds on. A reader raises
         `DamagedTable` if its replica turns out to be damaged; the tables in `rebuild` are built from the log.
         """
-        storage, log = self._storage, self._context.log
+        storage, log = self.storage, self.context.log
         with ExitStack() as stack:
             for step in steps:
-                folder, changes = table_folder(self._context.home, log, step), TableChanges(storage, step)
+                folder, changes = table_folder(self.context.home, log, step), TableChanges(storage, step)
                 with turn(folder), catch_up(storage, log, folder, changes, rebuild=step in rebuild):
                     pass  # one process of the host reads what is missing; the others find it there
                 view = stack.enter_context(catch_up(storage, log, folder, changes))
                 if view.position != log.number:
                     raise Incomplete(
-                        f"table {step!r} at record {view.position}, batch {self._context.batch} needs {log.number}"
+                        f"table {step!r} at record {view.position}, batch {self.context.batch} needs {log.number}"
                     )
-                changed = [file for files in self._context.table_changes.get(step, {}).values() for file in files]
+                changed = [file for files in self.context.table_changes.get(step, {}).values() for file in files]
                 self._whole[step] = _name_damage(step, TableOverlay(step, self._upgrade(step, view), storage, changed))
             yield
 
@@ -85,13 +89,13 @@ class TaskTables:
         """Return the reader of a table that an earlier stage may have changed; `view` is that of the partition."""
         if step in self._whole:
             return self._whole[step]
-        changed = self._context.table_changes.get(step, {}).get(self._partition, [])
-        return TableOverlay(step, self._upgrade(step, view), self._storage, changed)
+        changed = self.context.table_changes.get(step, {}).get(self.partition, [])
+        return TableOverlay(step, self._upgrade(step, view), self.storage, changed)
 
     def _upgrade(self, step: str, view: View) -> View:
         """Return a view of a table in its newest version, where some of it may be stored in an older one."""
-        unmarked = self._context.event_time.details.get(step, {}).get(UNMARKED)
-        return self._program.steps[step].upgraded_view(view, unmarked, self._program.types)
+        unmarked = self.context.event_time.details.get(step, {}).get(UNMARKED)
+        return self.program.steps[step].upgraded_view(view, unmarked, self.program.types)
 
 
 def _name_damage(step: str, read: TableReader) -> TableReader:
