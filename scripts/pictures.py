@@ -1,4 +1,4 @@
-"""The pictures of the docs, drawn from what the library itself makes of some rows: `python scripts/pictures.py`.
+"""The pictures of the docs, drawn by running the library on some rows: `python scripts/pictures.py`.
 
 Each picture is a plain SVG in docs/pictures. tests/docs/test_pictures.py holds what is there against what this draws.
 """
@@ -62,7 +62,7 @@ def _escaped(text: str) -> str:
 
 
 def windowed(window: Any, **how: Any) -> mp.App:
-    """An app that counts rows in windows, and says which."""
+    """Return an app that counts rows in windows and collects them."""
     app = mp.App("picture")
     rows = app.stream("rows", mp.sources.rows([]), timestamp="at", disorder=how.pop("disorder", 0)).key_by("k")
     step = rows.window("w", window, **how)
@@ -103,7 +103,7 @@ KINDS = [
 
 
 def made(kind: Kind) -> list[dict[str, Any]]:
-    """The windows that the library makes of the rows, as output rows."""
+    """Run the library on the rows and return its windows, as output rows."""
     how = {} if kind.by_rows or kind.color == GREY else {"grace": mp.NO_GRACE}
     with mp.testing.TestDriver(windowed(kind.window, **how)) as driver:
         driver.send("rows", [row(at) for at in TIMES])
@@ -115,7 +115,7 @@ def made(kind: Kind) -> list[dict[str, Any]]:
 
 
 def lanes(spans: list[tuple[float, float]]) -> list[int]:
-    """For each span the first lane in which it meets no other."""
+    """Return for each span the first lane in which it overlaps no other."""
     ends: list[float] = []
     found = []
     for start, end in spans:
@@ -126,7 +126,7 @@ def lanes(spans: list[tuple[float, float]]) -> list[int]:
 
 
 def windows() -> str:
-    """The windows that each kind makes of the same rows."""
+    """Draw the windows of each kind for the same rows."""
     left, unit, first, last = 250.0, 13.0, -6, 51
     svg = Svg(left + (last - first) * unit + 16, "The windows that each kind makes of the same twelve rows")
 
@@ -206,7 +206,7 @@ DISORDER = 4
 
 @dataclass
 class Batch:
-    """A row that came in a batch of its own, and what came of it."""
+    """A row that was sent in a batch of its own, and its effect."""
 
     at: int
     began: int | None
@@ -215,7 +215,7 @@ class Batch:
 
 
 def history() -> list[Batch]:
-    """What the library makes of rows that come out of order, batch by batch."""
+    """Run the library on rows out of order, batch by batch."""
     found = []
     with mp.testing.TestDriver(windowed(mp.tumbling(10), grace=mp.NO_GRACE, disorder=DISORDER)) as driver:
         for at in ARRIVALS:
@@ -329,7 +329,7 @@ PANES = [
 
 
 def shown(trigger: Any, how: dict[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """The panes of the window [0, 10), each with when it came: n with the nth row, n + ½ in the pause after it."""
+    """The panes of the window [0, 10), with its time: n for the nth row, n + ½ for the pause after it."""
     with mp.testing.TestDriver(windowed(mp.tumbling(10), grace=GRACE, trigger=trigger, **how)) as driver:
         held = 0
         for n, at in enumerate(SENT):

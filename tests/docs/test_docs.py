@@ -54,7 +54,7 @@ LIE = "```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (LIE, "a.md:2: the page says\n3\n\nand it printed\n2"),
         ("```python\nx = 1\n```\n\n```python\nx.y\n```\n", "a.md:6: Traceback"),
@@ -62,10 +62,10 @@ LIE = "```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n"
         ("```console\n$ echo 1; exit 3\n```\n\n```text\n1\n```\n", "ended with code 3"),
     ],
 )
-def test_a_page_that_is_not_true_is_found(text: str, told: str, tmp_path: Path) -> None:
+def test_a_page_that_is_not_true_is_found(text: str, message: str, tmp_path: Path) -> None:
     page = tmp_path / "a.md"
     page.write_text(text)
-    with pytest.raises(Failed, match=re.escape(told)):
+    with pytest.raises(Failed, match=re.escape(message)):
         run_page(blocks(page), tmp_path, "a_page")
 
 
@@ -239,17 +239,17 @@ def test_every_environment_variable_is_in_the_reference_and_read_somewhere() -> 
         return {name for file in files for name in re.findall(r"\bMILLPOND_[A-Z_]+[A-Z]\b", file.read_text())}
 
     page = (DOCS / "reference" / "settings.md").read_text()
-    told = set(re.findall(r"\bMILLPOND_[A-Z_]+[A-Z]\b", page))
-    assert used(ROOT / "src") - told == set(), "read in src, and not in docs/reference/settings.md"
-    assert told - used(ROOT / "src", ROOT / "tests", ROOT / "Makefile") == set(), "documented, and read nowhere"
+    documented = set(re.findall(r"\bMILLPOND_[A-Z_]+[A-Z]\b", page))
+    assert used(ROOT / "src") - documented == set(), "read in src, and not in docs/reference/settings.md"
+    assert documented - used(ROOT / "src", ROOT / "tests", ROOT / "Makefile") == set(), "documented, and read nowhere"
 
 
 def test_the_settings_page_tells_the_session_that_is_made() -> None:
     source = (ROOT / "src/millpond/runtimes/spark/session.py").read_text()
     page = (DOCS / "reference" / "settings.md").read_text()
     for name, value in re.findall(r'^    "(spark\.[\w.]+)": "(.*)",(?:  #.*)?$', source, re.MULTILINE):
-        told = [line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line]
-        assert len(told) == 1 and f"`{value}`" in told[0], f"{name} is {value}, and the page says: {told}"
+        documented = [line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line]
+        assert len(documented) == 1 and f"`{value}`" in documented[0], f"{name} is {value}, not {documented}"
 
 
 def test_the_storage_page_has_every_field_of_the_small_files() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from doc_pages import ROOT
-from time_examples import EXAMPLES, name_of, printed, told
+from time_examples import EXAMPLES, documented_output, name_of, run_example
 
 import millpond as mp
 from millpond.steps.windows import definitions as kinds
@@ -39,9 +39,9 @@ BY_THE_CLOCK = {"triggers/every.py": a_row_a_second, "timers/basket.py": baskets
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 def test_an_example_prints_what_it_says(example: Path) -> None:
-    said = told(example)
+    said = documented_output(example)
     assert said, "it says nothing of what it prints"
-    assert printed(example, BY_THE_CLOCK.get(name_of(example))) == said
+    assert run_example(example, BY_THE_CLOCK.get(name_of(example))) == said
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from time_examples import EXAMPLES, name_of, told
+from time_examples import EXAMPLES, documented_output, name_of
 
 # These go by the clock, and on until they are stopped.
 ENDLESS = {"triggers/every.py", "timers/basket.py"}
@@ -17,7 +17,7 @@ ENDING = [example for example in EXAMPLES if name_of(example) not in ENDLESS]
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def run_example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What each example prints. One process for all of them, because starting Spark is what takes time."""
     folder = tmp_path_factory.mktemp("examples")
     program = folder / "all.py"
@@ -43,4 +43,4 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 @pytest.mark.parametrize("example", ENDING, ids=name_of)
 def test_an_example_prints_the_same_on_spark(example: Path, printed: dict[str, list[str]]) -> None:
     # Between keys there is no order, so what came is compared, not when.
-    assert sorted(printed[str(example)]) == sorted(told(example))
+    assert sorted(printed[str(example)]) == sorted(documented_output(example))

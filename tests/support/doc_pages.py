@@ -4,7 +4,7 @@
   name: it is written to the working folder, and run as an import of it would.
 - A ```text block is what the block before it prints; `…` in it stands for anything.
 - A ```console block holds commands behind `$ `. It is run by bash if a ```text block follows; if not, its
-  commands are only held against what `millpond` and the Makefile offer.
+  commands are only compared with what `millpond` and the Makefile offer.
 - `<!-- spark -->` above a block says that it needs Spark, or what a block that needs Spark has made.
 - Other blocks are pictures, and are left alone.
 """

@@ -1,4 +1,4 @@
-"""The examples of event time: small programs that print what the text above them says."""
+"""The examples of event time: small programs that print what their docstrings document."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def name_of(example: Path) -> str:
     return str(example.relative_to(ROOT / "examples"))
 
 
-def told(example: Path) -> list[str]:
-    """What an example says that it prints: the lines of its text that begin with the name of a sink."""
+def documented_output(example: Path) -> list[str]:
+    """Return the output that an example documents: the lines of its docstring that begin with the name of a sink."""
     doc = inspect.cleandoc(re.findall(r'\A"""(.*?)"""', example.read_text(), re.DOTALL)[0])
     return re.findall(r"^    (\w+: .+)$", doc, re.MULTILINE)
 
 
 def batches(rows: dict[str, list[Any]], program: Program) -> Iterator[dict[str, list[Any]]]:
-    """A row of each stream per batch, as `max_rows=1` reads them: streams that feed tables before the others."""
+    """Yield batches of one row per stream, as `max_rows=1` reads them: streams that feed tables come first."""
     read: set[str] = set()
     for phase in [*phases(program), frozenset(rows)]:
         streams = [stream for stream in rows if stream in phase - read]
@@ -40,10 +40,10 @@ def batches(rows: dict[str, list[Any]], program: Program) -> Iterator[dict[str, 
         read |= phase
 
 
-def printed(
+def run_example(
     example: Path, play: Callable[[mp.testing.TestDriver, Callable[[], None]], None] | None = None
 ) -> list[str]:
-    """What an example prints, without Spark. `play` sends it rows, and calls what it is given after every batch."""
+    """Run an example without Spark, return what it prints. `play` sends rows, and calls its argument after a batch."""
     found = runpy.run_path(str(example), run_name="an_example")
     app, lines = found["app"], []
     sinks = [node.op.name for node in mp.lowlevel.program(app).nodes if isinstance(node.op, Deliver)]
