@@ -1,4 +1,4 @@
-"""In which order streams are read when a driver begins: those that feed tables come before who looks into them."""
+"""The order in which streams are first read: those that feed tables come before those that look them up."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from millpond.pipeline.graph import Program, Read, StatefulStep
 
 
 def phases(program: Program) -> list[frozenset[str]]:
-    """The streams to read to their end, first these, then these; then all. Each phase goes on with those before.
+    """Return the streams to read to their present end, phase by phase; after the last phase, all streams are read.
 
-    Where tables are made of rows that have looked into other tables, the others come first.
+    Each phase includes the streams of those before it. Where the rows of a table have looked up other tables, those
+    tables come first.
     """
     above = _streams_above(program)
     feeds: dict[int, frozenset[str]] = {
@@ -33,7 +34,7 @@ def phases(program: Program) -> list[frozenset[str]]:
 
 
 def _streams_above(program: Program) -> list[frozenset[str]]:
-    """For every node, the streams that its rows come from."""
+    """Return, for every node, the streams that its rows come from."""
     found: list[frozenset[str]] = []
     for node in program.nodes:
         if isinstance(node.op, Read):

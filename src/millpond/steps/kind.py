@@ -18,6 +18,7 @@ from millpond.steps.base import Running, StepContext
 from millpond.steps.failure import FAULTS, FailedRow, OnError, is_needed_again, own_copy
 from millpond.steps.state.lazy_migration import UNMARKED, RunningOverOldState, UpgradedView
 from millpond.steps.state.migration import Migration
+from millpond.steps.state.named import is_state
 from millpond.steps.state.ttl import TTL
 from millpond.timing import Duration
 
@@ -121,8 +122,8 @@ class Step(ABC):
 
     @classmethod
     def is_shown(cls, cell: bytes) -> bool:
-        """Whether a cell is part of the value that `app.state` shows."""
-        return True
+        """Whether a cell is part of the value that `app.state` shows. Timers and TTLs of state that expires are not."""
+        return not cls.can_expire or is_state(cell)
 
     @classmethod
     @abstractmethod

@@ -20,12 +20,10 @@ from millpond.errors import InvalidUse
 from millpond.replica import Entry
 from millpond.steps.base import StepContext
 from millpond.steps.kind import Step
-from millpond.steps.state.named import NEVER, CellTimes, NamedCells
+from millpond.steps.state.named import NEVER, TIMERS, CellTimes, NamedCells, is_state
 from millpond.steps.state.single import ABSENT, is_absent
 from millpond.steps.state.ttl import TTL
 from millpond.timing import Unit, span
-
-TIMERS = (b"t:", b"c:")  # cells that are no state, but timers
 
 
 class RowTime:
@@ -231,11 +229,6 @@ def without_expired(entries: Iterable[Entry], wall: int) -> Iterator[tuple[bytes
             gone.add((entry.key, entry.cell))
         elif parts[0] != b"l" or (entry.key, b":".join(parts[:2])) not in gone:
             yield entry.key, entry.cell, entry.value
-
-
-def is_state(cell: bytes) -> bool:
-    """Whether a cell holds state, not a timer, a TTL or a version."""
-    return not cell.startswith((*TIMERS, b"x:", b"~"))
 
 
 def _later(held: CellTimes, fresh: CellTimes) -> CellTimes:

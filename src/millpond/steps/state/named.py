@@ -23,6 +23,7 @@ CellTimes = tuple[int | None, int | None]
 """The event time and the wall-clock time at which something happens to a cell; None where nothing does."""
 
 NEVER: CellTimes = (None, None)
+TIMERS = (b"t:", b"c:")  # beginnings of cells that hold timers, not state
 _READABLE = " !#$&'()+,/;=?@[]^`{|}~"  # what stays as it is in the name of a cell
 
 
@@ -254,3 +255,8 @@ def cell_for(kind: str, name: str) -> bytes:
 def cell_name(cell: bytes) -> str:
     """Return the name that a cell is for."""
     return unquote(cell.decode().split(":")[1])
+
+
+def is_state(cell: bytes) -> bool:
+    """Whether a cell holds state, not a timer, a TTL or a version."""
+    return not cell.startswith((*TIMERS, b"x:", b"~"))

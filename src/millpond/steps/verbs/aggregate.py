@@ -13,7 +13,7 @@ from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Running, StepContext, key_fields
 from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
-from millpond.steps.state.expiring import ExpiringCells, is_state
+from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.single import Packed, SingleValues, is_absent
 
 
@@ -34,10 +34,6 @@ class AggregateStep(Step):
 
     def begin(self, context: StepContext) -> Running:
         return RunningAggregate(self, context)
-
-    @classmethod
-    def is_shown(cls, cell: bytes) -> bool:
-        return is_state(cell)
 
     @classmethod
     def show(cls, stored: StoredKey, step: Self | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Running, StepContext, as_row_list
 from millpond.steps.kind import Step, StoredKey, call_for_rows
-from millpond.steps.state.expiring import ExpiringCells, is_state
+from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.handle import State, values_by_name
 from millpond.steps.state.migration import NamedValuesMigration
 
@@ -44,10 +44,6 @@ class ApplyStep(Step):
 
     def state_types(self) -> list[Any]:
         return [*self.state.types, *annotation_types(self.f)]
-
-    @classmethod
-    def is_shown(cls, cell: bytes) -> bool:
-        return is_state(cell)
 
     @classmethod
     def show(cls, stored: StoredKey, step: Self | None) -> dict[str, Any]:

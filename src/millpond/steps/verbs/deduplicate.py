@@ -16,7 +16,7 @@ from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Running, StepContext
 from millpond.steps.kind import Step, StoredKey, call_for_rows
-from millpond.steps.state.expiring import ExpiringCells, is_state
+from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.handle import values_by_name
 from millpond.steps.state.named import NEVER, CellTimes, cell_for
 from millpond.steps.state.single import is_absent
@@ -48,10 +48,6 @@ class DeduplicateStep(Step):
 
     def begin(self, context: StepContext) -> Running:
         return RunningDeduplicate(self, context)
-
-    @classmethod
-    def is_shown(cls, cell: bytes) -> bool:
-        return is_state(cell)
 
     @classmethod
     def show(cls, stored: StoredKey, step: Self | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from millpond.rows.rows import ENDING, Rows
 from millpond.steps.base import KeyedRowBuilder, Outputs, Running, StepContext
 from millpond.steps.failure import FAULTS, FailedRow, stop_for_error
 from millpond.steps.kind import Step, StoredKey, call_for_rows
-from millpond.steps.state.expiring import ExpiringCells, is_state
+from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.handle import State, values_by_name
 from millpond.steps.state.migration import NamedValuesMigration
 from millpond.steps.state.timers import CLOCK, EVENT, Timers, read_timer
@@ -76,18 +76,14 @@ class ProcessStep(Step):
     make: Callable[[], Any]  # makes the processor of a batch
 
     def begin(self, context: StepContext) -> Running:
-        return RunningProcess(self, context)
-
-    @classmethod
-    def is_shown(cls, cell: bytes) -> bool:
-        return is_state(cell)
+        return RunningProcessor(self, context)
 
     @classmethod
     def show(cls, stored: StoredKey, step: Self | None) -> dict[str, Any]:
         return values_by_name(stored.cells, stored.codec)
 
 
-class RunningProcess(Running):
+class RunningProcessor(Running):
     """The step at work. A row or a timer whose method raises has written no state and set no timer."""
 
     def __init__(self, step: ProcessStep, context: StepContext) -> None:

@@ -22,7 +22,7 @@ from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Running, StepContext
 from millpond.steps.failure import FAULTS, FailedRow, is_needed_again, own_copy
 from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
-from millpond.steps.state.expiring import ExpiringCells, is_state
+from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.migration import SingleValueMigration
 from millpond.steps.state.single import ABSENT, DROPPED, SURELY_ENCODABLE, Packed, SingleValues, is_absent
 
@@ -50,10 +50,6 @@ class StatefulMapStep(Step):
     def state_types(self) -> list[Any]:
         initial = self.initial if isinstance(self.initial, type) else type(self.initial)
         return [*self.state.types, initial, *annotation_types(self.f)]
-
-    @classmethod
-    def is_shown(cls, cell: bytes) -> bool:
-        return is_state(cell)
 
     @classmethod
     def show(cls, stored: StoredKey, step: Self | None) -> Any:
