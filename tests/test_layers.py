@@ -25,6 +25,7 @@ FLOORS = [
     ("steps",),
     ("pipeline",),
     ("watermarks", "parcels"),
+    ("runtimes.base",),
     ("task", "driver"),  # on one floor: they speak through `messages`
     ("maintenance",),
     ("runtimes",),

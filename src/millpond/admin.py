@@ -12,7 +12,6 @@ from typing import Any
 
 from millpond.clock import Clock, SystemClock, as_datetime
 from millpond.codec import Codec, decode_key
-from millpond.driver.runtime import Runtime
 from millpond.driver.settings import DriverSettings
 from millpond.driver.void_deliveries import sinks_without_rollback
 from millpond.errors import InvalidUse
@@ -35,6 +34,7 @@ from millpond.maintenance.savepoint import write_savepoint
 from millpond.maintenance.stopped_app import StoppedApp
 from millpond.maintenance.verify import Verdict, verify_app
 from millpond.pipeline.graph import Program
+from millpond.runtimes.base import Runtime
 from millpond.sinks.discard import DiscardSink
 from millpond.state_view import StateView, forget_files, forget_replicas
 from millpond.steps.state.migration import MARK

@@ -20,7 +20,6 @@ from millpond.codec.tagging import name_program_module
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run_driver
 from millpond.driver.planning import with_snapshots
-from millpond.driver.runtime import Runtime
 from millpond.driver.settings import Controls, DriverSettings, Hook
 from millpond.errors import InvalidUse
 from millpond.log.jobs import ProgressCallback
@@ -32,6 +31,7 @@ from millpond.pipeline.keyed import KeyedStream
 from millpond.pipeline.state_options import StateOptions, step_settings
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, check_table
+from millpond.runtimes.base import Runtime
 from millpond.sources.base import Source
 from millpond.state_view import StateView
 from millpond.steps.failure import OnError, check_on_error

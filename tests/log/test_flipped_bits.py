@@ -19,13 +19,13 @@ import pytest
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
-from millpond.driver.runtime import Offer
 from millpond.driver.settings import Controls, DriverSettings
 from millpond.errors import InvalidUse, MillpondError
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.paths import FILE_KINDS, SAVEPOINT, file_kind
 from millpond.messages import StageResults
 from millpond.replica.lmdb_store import close_below
+from millpond.runtimes.base import Offer
 from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Limit
 from millpond.storage import MemoryStorage

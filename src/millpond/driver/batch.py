@@ -10,13 +10,13 @@ import msgspec
 
 from millpond.clock import new_id
 from millpond.driver.planning import allot_rows, most_rows, row_shares
-from millpond.driver.runtime import Offer, Reading, Runtime
 from millpond.errors import MillpondError
 from millpond.log import pointer
 from millpond.log.pointer import Pointer
 from millpond.log.record import Position, Record, SparkBatch, StreamTime
 from millpond.messages import BatchContext, EventTime, ExchangePiece, KeyedResult, PlannedSplit, TaskOutput
 from millpond.pipeline.graph import Program, Read, StatefulStep
+from millpond.runtimes.base import Offer, Reading, Runtime
 from millpond.sources.base import LearningSource, Limit, Source, Split
 from millpond.storage import Storage
 
@@ -28,7 +28,7 @@ Positions = dict[str, dict[str, Any]]
 
 
 @dataclass
-class Plan:
+class BatchPlan:
     """What one batch reads, and the one `now` that all of its tasks see."""
 
     now: float
@@ -52,18 +52,21 @@ class Plan:
         return found
 
 
-def plan_streams(
-    program: Program,
-    positions: Positions,
-    limit: Limit,
-    now: float,
-    runtime: Runtime,
-    last: Record,
-    again: Plan | None = None,
-    only: frozenset[str] | None = None,
-    most: int | None = None,
-) -> Plan:
+@dataclass(frozen=True)
+class PlanRequest:
+    """What the sources are asked for: rows after some positions, at most as many as the limit says."""
+
+    positions: Positions
+    limit: Limit
+    most_rows: int  # that the batch may have in the end, if `limit` plans for fewer
+    now: float
+    only: frozenset[str] | None = None  # the streams to ask; None means all
+    again: BatchPlan | None = None  # the plan that this one replaces: its offers are taken over
+
+
+def plan_streams(program: Program, runtime: Runtime, last: Record, request: PlanRequest) -> BatchPlan:
     """Ask every source for splits, and every streaming DataFrame for its offer. No row is read here."""
+    positions, limit, now, only = request.positions, request.limit, request.now, request.only
     own = {name: node.op for name, node in program.reads.items() if isinstance(node.op, Read)}
     own = {name: op for name, op in own.items() if only is None or name in only}
     ours = {name: op.source for name, op in own.items() if isinstance(op.source, Source)}
@@ -77,11 +80,11 @@ def plan_streams(
             splits[name] = ours[name].plan(positions.get(name, {}), Limit(part, limit.bytes), now)
     for name, found in splits.items():
         if found:
-            planned += _with_shares(name, found, parts[name] * (most or limit.rows) // limit.rows, len(planned))
+            planned += _with_shares(name, found, parts[name] * request.most_rows // limit.rows, len(planned))
             if sum(split.rows or 0 for split in found) >= parts[name]:
                 full.add(name)
-    if again is not None:
-        return Plan(now, planned, again.offers, event_time=again.event_time, only=only, asked=again.asked)
+    if (again := request.again) is not None:
+        return BatchPlan(now, planned, again.offers, event_time=again.event_time, only=only, asked=again.asked)
     offers: list[Offer] = []
     known: list[Offer] = []
     if len(ours) < len(own):
@@ -93,7 +96,7 @@ def plan_streams(
     # A streaming DataFrame that has not looked for rows since its last batch may have some.
     frames = {name for name, op in own.items() if name not in ours and op.idle_after is not None}
     unsure = frozenset(name for name in frames if not runtime.is_waiting(name)) | full
-    return Plan(now, planned, offers, known, only=only, unsure=unsure)
+    return BatchPlan(now, planned, offers, known, only=only, unsure=unsure)
 
 
 def _with_shares(stream: str, splits: Sequence[Split], rows: int, first: int) -> list[PlannedSplit]:

@@ -21,8 +21,9 @@ from typing import Self
 from millpond.backoff import Backoff
 from millpond.clock import Clock
 from millpond.driver.batch import (
+    BatchPlan,
     Computed,
-    Plan,
+    PlanRequest,
     Positions,
     combine_results,
     plan_streams,
@@ -36,7 +37,6 @@ from millpond.driver.owner import Owner
 from millpond.driver.planning import disagreement, group_splits
 from millpond.driver.read_ahead import ReadAhead
 from millpond.driver.rewrite_progress import with_progress
-from millpond.driver.runtime import Runtime
 from millpond.driver.schema_change import check_readable, plan_adaptation
 from millpond.driver.settings import Controls, DriverSettings, Hook, StepName
 from millpond.driver.table_bootstrap import TableBootstrap
@@ -48,6 +48,7 @@ from millpond.log.record import Record
 from millpond.log.rewrite import Rewriter
 from millpond.messages import EventTime, TooManyRows, TooMuch, TooSoon
 from millpond.pipeline.graph import Program
+from millpond.runtimes.base import Runtime
 from millpond.sources.base import LearningSource, Limit, WaitingSource
 from millpond.storage import Storage
 from millpond.watermarks import Quiet, began, is_due, reached
@@ -198,7 +199,7 @@ class Driver:
         """Return the limit of the next batch: after one that was too large, it grows back by a factor of two."""
         return Limit(min(most.rows, self._limit.rows * 2), min(most.bytes, self._limit.bytes * 2))
 
-    def _plan(self, limit: Limit, final: bool) -> Plan | None:
+    def _plan(self, limit: Limit, final: bool) -> BatchPlan | None:
         self._at("plan", "before")
         plan = self._plan_once(limit)
         while (
@@ -213,14 +214,14 @@ class Driver:
         due = is_due(self.program, plan.event_time, self.last.due, plan.now)
         return plan if plan.planned or plan.offers or due else None
 
-    def _plan_once(self, limit: Limit) -> Plan:
+    def _plan_once(self, limit: Limit) -> BatchPlan:
         now, only = self.clock.now(), self._bootstrap.streams(self.clock.monotonic())
         read = self._ahead.take(self.last.number + 1, self.positions)
         if read is not None:
             return replace(read, now=now)
-        return self._ask(self.positions, limit, now, only=only)
+        return self._ask_sources(PlanRequest(self.positions, limit, self._most.rows, now, only))
 
-    def _event_time(self, plan: Plan, final: bool) -> EventTime:
+    def _event_time(self, plan: BatchPlan, final: bool) -> EventTime:
         """Return the event time that the batch begins with: that of the record, or of the clock for quiet streams."""
         event_time = self._quiet.event_time(
             self.program,
@@ -234,7 +235,7 @@ class Driver:
         bound = round(plan.now * 1_000_000) if self.settings.bounded else None
         return replace(event_time, reached=self.last.reached, bound=bound)
 
-    def _compute(self, plan: Plan) -> Computed:
+    def _compute(self, plan: BatchPlan) -> Computed:
         self._at("compute", "before")
         for attempt in range(1, MOST_BATCH_ATTEMPTS + 1):
             try:
@@ -257,7 +258,7 @@ class Driver:
             self.clock.sleep(BATCH_RETRIES.pause(attempt))
         raise Unavailable(f"app {self.program.app!r}: none of {MOST_BATCH_ATTEMPTS} attempts at a batch was complete")
 
-    def _plan_less(self, plan: Plan) -> bool:
+    def _plan_less(self, plan: BatchPlan) -> bool:
         """Plan the batch again with a smaller limit, and return whether that gave another plan."""
         while self._limit != Limit(1, 1):
             self._limit = Limit(max(1, self._limit.rows // 8), max(1, self._limit.bytes // 8))
@@ -265,14 +266,15 @@ class Driver:
                 return True
         return False
 
-    def _plan_again(self, plan: Plan) -> bool:
+    def _plan_again(self, plan: BatchPlan) -> bool:
         """Ask the sources for the batch again, and return whether their plan is another one now."""
         before = [item.split for item in plan.planned]
-        again = self._ask(self.positions, self._limit, plan.now, plan, plan.only)
+        request = PlanRequest(self.positions, self._limit, self._most.rows, plan.now, plan.only, plan)
+        again = self._ask_sources(request)
         plan.planned = again.planned
         return [item.split for item in again.planned] != before
 
-    def _plan_fewer_rows(self, plan: Plan, error: TooManyRows, attempt: int) -> None:
+    def _plan_fewer_rows(self, plan: BatchPlan, error: TooManyRows, attempt: int) -> None:
         """Plan a batch again because a task met more rows than its share.
 
         At first the source learns how long the rows were, so that it plans better; then it is asked for less. From then
@@ -295,23 +297,14 @@ class Driver:
         self._unlimited.add(error.stream)
         self._plan_again(plan)
 
-    def _ask(
-        self,
-        positions: Positions,
-        limit: Limit,
-        now: float,
-        again: Plan | None = None,
-        only: frozenset[str] | None = None,
-    ) -> Plan:
+    def _ask_sources(self, request: PlanRequest) -> BatchPlan:
         """Ask the sources what to read next after some positions."""
         asked = self.clock.monotonic()
-        plan = plan_streams(
-            self.program, positions, limit, now, self.runtime, self.last, again, only, most=self._most.rows
-        )
+        plan = plan_streams(self.program, self.runtime, self.last, request)
         plan.planned = [replace(item, share=None) if item.stream in self._unlimited else item for item in plan.planned]
         return replace(plan, asked=asked)
 
-    def _attempt(self, plan: Plan) -> Computed | None:
+    def _attempt(self, plan: BatchPlan) -> Computed | None:
         """Run the tasks of a batch once; None if their results are not those of one whole batch."""
         context = self.owner.context(plan.now, self.settings.home, plan.event_time)
         reading, plan.reading = self._ahead.read(plan, context), None
@@ -335,10 +328,11 @@ class Driver:
         computed.raise_failure()
         return computed
 
-    def _plan_next(self, positions: Positions) -> Plan:
-        return self._ask(positions, self._next_limit(self._most), self.clock.now())
+    def _plan_next(self, positions: Positions) -> BatchPlan:
+        limit = self._next_limit(self._most)
+        return self._ask_sources(PlanRequest(positions, limit, self._most.rows, self.clock.now()))
 
-    def _commit(self, plan: Plan, computed: Computed) -> Record:
+    def _commit(self, plan: BatchPlan, computed: Computed) -> Record:
         self._at("commit", "before")
         context = self.owner.context(plan.now, self.settings.home, plan.event_time)
         moved = positions_for_record(self.storage, context, self.last, self.positions, computed)
@@ -374,7 +368,7 @@ class Driver:
         self.delivery.send(record)  # it may continue while the next batch is computed: N is committed
         self._at("deliver", "after")
 
-    def _acknowledge(self, plan: Plan) -> None:
+    def _acknowledge(self, plan: BatchPlan) -> None:
         self._at("acknowledge", "before")
         for offer in plan.offers:
             self.runtime.accept(offer)

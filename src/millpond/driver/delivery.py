@@ -12,12 +12,12 @@ from millpond.backoff import Backoff
 from millpond.clock import elapsed
 from millpond.codec import Codec
 from millpond.driver.owner import Owner
-from millpond.driver.runtime import Runtime, RuntimeGone
 from millpond.errors import Unavailable
 from millpond.log.jobs import JobLost
 from millpond.log.record import Record
 from millpond.parcels import Parcel, hand_over, parcels_of
 from millpond.pipeline.graph import Program
+from millpond.runtimes.base import Runtime, RuntimeGone
 from millpond.sinks.base import Sink
 
 log = logging.getLogger("millpond")

@@ -26,7 +26,7 @@ from millpond.parcels import read_parcel
 from millpond.pipeline.graph import Program
 from millpond.storage import Storage
 
-RECENT_RECORDS = 4  # whose segments are sent with a batch, so that replicas need not read the ledger
+SENT_RECORDS = 4  # whose segments are sent with a batch, so that replicas need not read the ledger
 
 
 class Owner:
@@ -173,7 +173,7 @@ class Owner:
         )
         self.last = self.ledger.append(record, self.last)
         newest = RecordLink.of(self.last), segments_by_partition(self.last)
-        self._recent = [*self._recent, newest][-RECENT_RECORDS:]
+        self._recent = [*self._recent, newest][-SENT_RECORDS:]
         return self.last
 
     def check_ownership(self) -> None:

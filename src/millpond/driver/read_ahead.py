@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from millpond.driver.batch import Plan, Positions
+from millpond.driver.batch import BatchPlan, Positions
 from millpond.driver.planning import group_splits
-from millpond.driver.runtime import Reading, Runtime
 from millpond.messages import BatchContext, ReadHeader, ReadProgress
 from millpond.pipeline.graph import Program, Read
+from millpond.runtimes.base import Reading, Runtime
 from millpond.sources.base import Source
 from millpond.steps.verbs.late_split import LateSplit
 
@@ -27,7 +27,7 @@ class ReadAhead:
 
     program: Program
     runtime: Runtime
-    _plan: Plan | None = None  # with its reading
+    _plan: BatchPlan | None = None  # with its reading
     _for: tuple[int, Positions] | None = None  # the batch, and where every stream stands as it begins
     _behind: bool = False
 
@@ -42,7 +42,7 @@ class ReadAhead:
         """Whether the last batch had as much to read as it could take."""
         self._behind = behind
 
-    def take(self, batch: int, positions: Positions) -> Plan | None:
+    def take(self, batch: int, positions: Positions) -> BatchPlan | None:
         """The plan of a batch that begins where these positions are, if it was read ahead."""
         plan = self._plan
         if self._for != (batch, positions):
@@ -51,7 +51,7 @@ class ReadAhead:
         self._plan = self._for = None
         return plan
 
-    def read(self, plan: Plan, context: BatchContext) -> Reading | None:
+    def read(self, plan: BatchPlan, context: BatchContext) -> Reading | None:
         """The rows of a batch that is about to begin, read on their own, so that the one after it can be planned."""
         if plan.reading is not None or not self._behind or not self._is_possible(plan, context):
             return plan.reading
@@ -59,11 +59,11 @@ class ReadAhead:
 
     def begin(
         self,
-        plan: Plan,
+        plan: BatchPlan,
         context: BatchContext,
         reading: Reading,
         positions: Positions,
-        next_plan: Callable[[Positions], Plan],
+        next_plan: Callable[[Positions], BatchPlan],
     ) -> None:
         """Read the batch after the one that is about to meet its state."""
         self.drop()
@@ -89,7 +89,7 @@ class ReadAhead:
             self._plan.reading.drop()
         self._plan = self._for = None
 
-    def _is_possible(self, plan: Plan, context: BatchContext) -> bool:
+    def _is_possible(self, plan: BatchPlan, context: BatchContext) -> bool:
         """Whether the tasks that read the next batch know already what they need to know."""
         if not self._possible or plan.only is not None or not plan.planned or plan.event_time.final:
             return False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from millpond.driver.runtime import Runtime
 from millpond.pipeline.graph import Program
 from millpond.pipeline.phases import phases
+from millpond.runtimes.base import Runtime
 from millpond.sources.base import Limit
 
 FEW_BATCHES = 10  # batches, one after the other, that found little

@@ -132,7 +132,7 @@ class Targets:
         Each delivery is one step: a driver that dies in between leaves it void, not apparently removed.
         """
         for name, sink in self._sinks.items():
-            records = [*self._lost.get(name, []), *self._undelivered(name, last)]
+            records = [*self._lost.get(name, []), *self._undelivered_records(name, last)]
             parcels = [parcel for record in records for parcel in _parcels_with_rows(record, name)]
             void = [parcel for parcel in parcels if sink.status(parcel.delivery) == "void"]
             for parcel in void:
@@ -143,7 +143,7 @@ class Targets:
                 what = "that another copy of the app rolled back are delivered again"
                 log.warning("%s: sink %r: %d deliveries %s", last.app, name, len(void), what)
 
-    def _undelivered(self, name: str, last: Record) -> Iterator[Record]:
+    def _undelivered_records(self, name: str, last: Record) -> Iterator[Record]:
         for record in self._lineage(last):
             if record.number <= last.deliveries.get(name, last.number):
                 return
@@ -224,7 +224,9 @@ class Targets:
                 if any(first <= record.number <= end for first, end in void[name]):
                     continue
                 is_new = record.number > self._announced.get(name, record.number)
-                found = [self._sinks[name].status(delivery) for delivery in self._delivered(record, name, last)]
+                found = [
+                    self._sinks[name].status(delivery) for delivery in self._deliveries_with_rows(record, name, last)
+                ]
                 if "void" in found or (is_new and "gone" in found):
                     certain[name].add(record.number)
                 if "void" in found or "gone" in found:
@@ -261,7 +263,7 @@ class Targets:
             yield record
             number = number - 1 if record.back is None else record.back
 
-    def _delivered(self, record: Record, name: str, last: Record) -> list[Delivery]:
+    def _deliveries_with_rows(self, record: Record, name: str, last: Record) -> list[Delivery]:
         if record.number > last.deliveries.get(name, -1):
             return []
         return [parcel.delivery for parcel in _parcels_with_rows(record, name)]

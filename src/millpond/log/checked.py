@@ -15,8 +15,8 @@ import msgspec
 from millpond.errors import Corrupt
 from millpond.storage import Storage
 
-_HEAD = b'{"checksum":"'
-_REST = len(_HEAD) + 32 + len(b'",')
+_CHECKSUM_HEAD = b'{"checksum":"'
+_BODY_START = len(_CHECKSUM_HEAD) + 32 + len(b'",')
 
 
 def checksum(data: bytes | memoryview) -> str:
@@ -35,7 +35,7 @@ def pack_checked(value: Any) -> bytes:
     b'{"floor":7}'
     """
     rest = msgspec.json.encode(value)[1:]
-    return _HEAD + checksum(rest).encode() + b'",' + rest
+    return _CHECKSUM_HEAD + checksum(rest).encode() + b'",' + rest
 
 
 def unpack_checked(data: bytes, where: str, *, old: bytes | None = None, help: str = "") -> bytes:
@@ -46,8 +46,8 @@ def unpack_checked(data: bytes, where: str, *, old: bytes | None = None, help: s
     """
     if not data:
         raise Corrupt(f"{where} is empty, as a power loss leaves a file. {help}".strip())
-    if data[:_REST] == _HEAD + checksum(data[_REST:]).encode() + b'",':
-        return b"{" + data[_REST:]
+    if data[:_BODY_START] == _CHECKSUM_HEAD + checksum(data[_BODY_START:]).encode() + b'",':
+        return b"{" + data[_BODY_START:]
     if old is not None and data.startswith(old):
         return data
     raise Corrupt(f"{where} is damaged: its checksum does not fit its bytes. {help}".strip())

@@ -203,22 +203,22 @@ class FileKind:
     folder: str | None = None  # of files that one batch wrote, below the app's own
 
 
-def _file_kind(name: str, pattern: str, checksum: Literal["itself", "pointer", "task"], folder: str = "") -> FileKind:
+def _make_kind(name: str, pattern: str, checksum: Literal["itself", "pointer", "task"], folder: str = "") -> FileKind:
     pattern = pattern.replace("<app>", r"[^/]+(?:/rebuild/[^/]+)?").replace("<attempt>", r"\d{20}-[^/]+")
     return FileKind(name, re.compile(pattern), checksum, folder or None)
 
 
 FILE_KINDS = (
-    _file_kind("record", r"<app>/ledger/\d{20}\.json", "itself"),
-    _file_kind("floor", r"<app>/ledger/floor", "itself"),
-    _file_kind("heartbeat", r"<app>/heartbeat\.json", "itself"),
-    _file_kind("savepoint", re.escape(SAVEPOINT), "itself"),
-    _file_kind("state segment", r"<app>/steps/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "steps"),
-    _file_kind("output segment", r"<app>/outputs/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "outputs"),
-    _file_kind("position", r"<app>/positions/[^/]+/<attempt>\.json", "pointer", "positions"),
-    _file_kind("spark file", r"<app>/spark/[^/]+/<attempt>/.+", "pointer", "spark"),
-    _file_kind("manifest", r"<app>/manifests/<attempt>\.json", "pointer", "manifests"),
-    _file_kind("exchange file", r"<app>/exchange/<attempt>/[^/]+", "task", "exchange"),
+    _make_kind("record", r"<app>/ledger/\d{20}\.json", "itself"),
+    _make_kind("floor", r"<app>/ledger/floor", "itself"),
+    _make_kind("heartbeat", r"<app>/heartbeat\.json", "itself"),
+    _make_kind("savepoint", re.escape(SAVEPOINT), "itself"),
+    _make_kind("state segment", r"<app>/steps/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "steps"),
+    _make_kind("output segment", r"<app>/outputs/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "outputs"),
+    _make_kind("position", r"<app>/positions/[^/]+/<attempt>\.json", "pointer", "positions"),
+    _make_kind("spark file", r"<app>/spark/[^/]+/<attempt>/.+", "pointer", "spark"),
+    _make_kind("manifest", r"<app>/manifests/<attempt>\.json", "pointer", "manifests"),
+    _make_kind("exchange file", r"<app>/exchange/<attempt>/[^/]+", "task", "exchange"),
 )
 FOLDERS = tuple(kind.folder for kind in FILE_KINDS if kind.folder is not None)
 

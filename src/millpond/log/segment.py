@@ -114,10 +114,10 @@ def pack_state(changes: Sequence[Change], origin: SegmentOrigin) -> memoryview:
 
 def state_table(data: bytes) -> pa.Table:
     """Decode a state segment as a table."""
-    return _open_parquet(data).read(use_threads=False)
+    return _segment_file(data).read(use_threads=False)
 
 
-def _open_parquet(data: bytes) -> pq.ParquetFile:
+def _segment_file(data: bytes) -> pq.ParquetFile:
     # `pq.read_table` opens a dataset, whose threads have aborted processes at their exit.
     return pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
 
@@ -206,7 +206,7 @@ def text_column(lines: bytes) -> pa.StringArray:
 
 def unpack_outputs(data: bytes) -> tuple[np.ndarray[Any, Any], list[bytes]]:
     """Decode the places and the encoded rows of an output segment, in order."""
-    table = _open_parquet(data).read(use_threads=False)
+    table = _segment_file(data).read(use_threads=False)
     rows = _column_bytes(table.column("row"))
     return table.column("order").to_numpy(), rows  # type: ignore[return-value]
 
@@ -219,7 +219,7 @@ def _column_bytes(column: pa.ChunkedArray) -> list[bytes | None]:
 
 def unpack_key(data: bytes, key: bytes) -> list[Change]:
     """Decode the changes of one key in a state segment."""
-    file, wanted = _open_parquet(data), key.decode()
+    file, wanted = _segment_file(data), key.decode()
     groups = [i for i in range(file.metadata.num_row_groups) if _may_hold(file.metadata.row_group(i), wanted)]
     table = file.read_row_groups(groups, use_threads=False)
     return read_changes(table.filter(pc.equal(table.column("key"), wanted)))

@@ -15,7 +15,6 @@ from typing import Any
 from millpond.clock import Clock, ManualClock, new_id
 from millpond.codec import Codec, NotEncodable, decode_key, encode_key
 from millpond.driver.heartbeat_thread import HeartbeatThread
-from millpond.driver.runtime import Runtime
 from millpond.driver.settings import DriverSettings
 from millpond.errors import InvalidUse
 from millpond.log import pointer
@@ -29,6 +28,7 @@ from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.replay import Replay, find_history
 from millpond.maintenance.stopped_app import At, StoppedApp
 from millpond.pipeline.graph import Deliver, Program
+from millpond.runtimes.base import Runtime
 from millpond.sinks.base import Sink
 from millpond.sources.base import Limit
 from millpond.storage import Storage

@@ -31,10 +31,10 @@ def changes_in(app: StoppedApp, record: Record, step: str) -> list[Change]:
 def _read_step(storage: Storage, records: Iterable[Record], step: str) -> Iterator[Change]:
     for record in records:
         for files in record.segments.get(step, {}).values():
-            yield from _read_changes(storage, files)
+            yield from _read_segments(storage, files)
 
 
-def _read_changes(storage: Storage, files: Iterable[Pointer]) -> Iterator[Change]:
+def _read_segments(storage: Storage, files: Iterable[Pointer]) -> Iterator[Change]:
     for file in files:
         yield from segment.unpack_state(pointer.read_file(storage, file))
 
@@ -44,7 +44,7 @@ def _cells_at(app: StoppedApp, record: Record, step: str, keys: set[bytes]) -> d
     found: dict[tuple[bytes, bytes], Change] = {}
     for job in app.rewriter.plan_jobs(record, record):
         _, runs, fresh = job.steps.get(step, ("", [], []))
-        for change in _read_changes(app.storage, [*(part.file for run in runs for part in run), *fresh]):
+        for change in _read_segments(app.storage, [*(part.file for run in runs for part in run), *fresh]):
             if change.key in keys:
                 if change.value is None:
                     found.pop((change.key, change.cell), None)

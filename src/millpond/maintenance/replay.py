@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from millpond.driver.batch import Computed, Plan, Positions, positions_of, source_of
+from millpond.driver.batch import BatchPlan, Computed, Positions, positions_of, source_of
 from millpond.driver.commit import Driver
 from millpond.errors import InvalidUse
 from millpond.log.ledger import Ledger
@@ -91,7 +91,7 @@ class Replay(Driver):
                 plan.event_time = self._event_time_of(base.time, Began(), {})
                 self._finish(plan, self._compute(plan))
 
-    def _plan_between(self, end: Positions, limit: Limit, record: Record) -> Plan:
+    def _plan_between(self, end: Positions, limit: Limit, record: Record) -> BatchPlan:
         planned: list[PlannedSplit] = []
         for stream in self.program.reads:
             source, at, to = source_of(self.program, stream), self.positions.get(stream, {}), end.get(stream, {})
@@ -102,7 +102,7 @@ class Replay(Driver):
             else:
                 splits = source.plan(at, Limit(max(1, record.rows.get(stream, 0)), limit.bytes), record.time)
             planned += [PlannedSplit(len(planned) + i, stream, split) for i, split in enumerate(splits)]
-        return Plan(record.time, planned, [])
+        return BatchPlan(record.time, planned, [])
 
     def _event_time_of(self, now: float, began: Began, ledger: Mapping[str, StreamTime]) -> EventTime:
         """Return the event time as a batch begins.
@@ -144,11 +144,11 @@ class Replay(Driver):
                     "back as it was; or, if the program is to read other rows, clear its state and run it again."
                 )
 
-    def _finish(self, plan: Plan, computed: Computed) -> None:
+    def _finish(self, plan: BatchPlan, computed: Computed) -> None:
         record = self._commit(plan, computed)
         self._deliver(record)
         self._acknowledge(plan)
         self._tidy()
 
-    def _plan_less(self, plan: Plan) -> bool:
+    def _plan_less(self, plan: BatchPlan) -> bool:
         return False  # a batch is run again with its own bounds, or not at all

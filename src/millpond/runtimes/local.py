@@ -8,7 +8,6 @@ from typing import Any
 
 from millpond.clock import Clock
 from millpond.driver.read_ahead import progress_of
-from millpond.driver.runtime import Offer, Reading, T, W
 from millpond.errors import InvalidUse
 from millpond.log.record import SparkBatch
 from millpond.messages import (
@@ -22,6 +21,7 @@ from millpond.messages import (
 )
 from millpond.parcels import Parcel, hand_over
 from millpond.pipeline.graph import Program
+from millpond.runtimes.base import Offer, Reading, T, W
 from millpond.storage import Storage
 from millpond.task.keyed_task import KeyedTask
 from millpond.task.read_task import read_task

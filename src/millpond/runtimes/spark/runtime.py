@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 
 from millpond.codec import Codec
 from millpond.driver.commit import Driver
-from millpond.driver.runtime import Offer, Reading, RuntimeGone, T, W
 from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
 from millpond.log.jobs import JobLost
 from millpond.log.record import SparkBatch
@@ -23,13 +22,14 @@ from millpond.messages import BatchContext, ExchangePiece, PlannedSplit, StageRe
 from millpond.parcels import Parcel, hand_over, sink_failure
 from millpond.pipeline.graph import Program
 from millpond.runtimes import pickling
+from millpond.runtimes.base import Offer, Reading, RuntimeGone, T, W
 from millpond.runtimes.pickling import pack_program
 from millpond.runtimes.spark.causes import find_cause, find_worker_failure
 from millpond.runtimes.spark.exchange import Exchange, SparkKeyedTask, SparkReadTask
-from millpond.runtimes.spark.frames import FrameTask, StreamingFrames, json_lines_reader
 from millpond.runtimes.spark.reading import SPARK_ERRORS, ReadingJobs, SparkReading
 from millpond.runtimes.spark.session import open_session, without_spark_logs
 from millpond.runtimes.spark.shipping import ShippedProgram, ship_modules
+from millpond.runtimes.spark.streaming_frames import FrameTask, StreamingFrames, json_lines_reader
 from millpond.sinks.base import FrameSink
 from millpond.storage import Storage, open_storage
 

@@ -25,7 +25,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.codec import Codec
-from millpond.driver.runtime import Offer
 from millpond.errors import InvalidUse, Unavailable
 from millpond.log import pointer, segment
 from millpond.log.pointer import Pointer
@@ -33,6 +32,7 @@ from millpond.log.record import Record, SparkBatch
 from millpond.messages import BatchContext
 from millpond.parcels import Parcel
 from millpond.pipeline.graph import Program, Read
+from millpond.runtimes.base import Offer
 from millpond.runtimes.spark.exchange import encode_blob
 from millpond.runtimes.spark.shipping import ShippedProgram
 from millpond.sources.base import Chunk, Source
