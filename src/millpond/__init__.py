@@ -26,7 +26,7 @@ from millpond.aggregations import (
 from millpond.app import App
 from millpond.maintenance.rebuild import Difference, Rebuilt
 from millpond.maintenance.verify import Verdict
-from millpond.pipeline.fields import epoch_ms, epoch_s
+from millpond.pipeline.epoch import epoch_ms, epoch_s
 from millpond.pipeline.keyed import JoinedStream, KeyedStream
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table

@@ -98,7 +98,7 @@ class StepFailed(MillpondError):
 
     def __reduce__(self) -> Any:
         fields = {name: getattr(self, name) for name in ("key", "row", "batch", "where", "is_input")}
-        return _step_failed, (self.step, fields, self.error, self.traceback)
+        return _unpickle_step_failed, (self.step, fields, self.error, self.traceback)
 
 
 class Unavailable(MillpondError):
@@ -114,7 +114,7 @@ class Unavailable(MillpondError):
         self.retry_after = retry_after
 
     def __reduce__(self) -> Any:
-        return _unavailable, (str(self), self.retry_after)
+        return _unpickle_unavailable, (str(self), self.retry_after)
 
 
 class Fenced(MillpondError):
@@ -160,9 +160,9 @@ def short_repr(value: Any, limit: int = 80) -> str:
     return text if len(text) <= limit else text[:limit] + "…"
 
 
-def _step_failed(step: str, fields: dict[str, Any], error: str, traceback: str) -> StepFailed:
+def _unpickle_step_failed(step: str, fields: dict[str, Any], error: str, traceback: str) -> StepFailed:
     return StepFailed(step, error=error, traceback=traceback, **fields)
 
 
-def _unavailable(message: str, retry_after: float | None) -> Unavailable:
+def _unpickle_unavailable(message: str, retry_after: float | None) -> Unavailable:
     return Unavailable(message, retry_after=retry_after)

@@ -176,7 +176,7 @@ def test_a_rebuild_by_the_same_program_makes_the_same_state(acts_done: list[Any]
 
 def check_all(driver: mp.testing.TestDriver, storage: Storage, exact: bool) -> None:
     """Rebuild once, and compare all steps: to the last byte if `exact`, else as they are seen."""
-    program, home = driver._replaced(mp.lowlevel.program(driver._app)), driver._home
+    program, home = driver._replace_ends(mp.lowlevel.program(driver._app)), driver._home
     settings = DriverSettings(home=home, threaded=False, bounded=False)
     made = Rebuild(program, "total", storage, driver.clock, settings, mp.sinks.discard())
     try:

@@ -12,7 +12,16 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from millpond.cli import admin_commands, changes, clear, demo, run, state, status, verify
+from millpond.cli import (
+    admin_commands,
+    changes_command,
+    clear_command,
+    demo_command,
+    run_command,
+    state_command,
+    status_command,
+    verify_command,
+)
 from millpond.errors import MillpondError
 
 
@@ -37,19 +46,19 @@ commands = typer.Typer(
     pretty_exceptions_enable=False,
     help="Stateful stream processing in Python on Apache Spark.",
 )
-commands.command()(run.run)
-commands.add_typer(state.commands, name="state")
-commands.command()(status.status)
-commands.command()(changes.changes)
-commands.command()(verify.verify)
+commands.command()(run_command.run)
+commands.add_typer(state_command.state_commands, name="state")
+commands.command()(status_command.status)
+commands.command()(changes_command.changes)
+commands.command()(verify_command.verify)
 commands.command()(admin_commands.compact)
 commands.command()(admin_commands.rescale)
 commands.command()(admin_commands.rollback)
 commands.command()(admin_commands.savepoint)
 commands.command()(admin_commands.restore)
 commands.command("drop-step")(admin_commands.drop_step)
-commands.command()(clear.clear)
-commands.command()(demo.demo)
+commands.command()(clear_command.clear)
+commands.command()(demo_command.demo)
 
 
 def main() -> None:

@@ -145,13 +145,13 @@ def _tree(key: Any, where: str, depth: int) -> Any:
     raise _key_error(key, where)
 
 
-def _untagged(key: Any) -> Any:
+def _keep_untagged(key: Any) -> Any:
     return key
 
 
 _TREES: dict[type, Callable[[Any], Any]] = {
-    str: _untagged,
-    bool: _untagged,
+    str: _keep_untagged,
+    bool: _keep_untagged,
     int: tag_int,
     bytes: TAG[bytes],
     date: TAG[date],

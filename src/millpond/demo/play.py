@@ -19,7 +19,7 @@ from millpond.clock import SystemClock, elapsed
 from millpond.demo.crashes import Crash, rows_released, schedule_crashes
 from millpond.demo.feed import Feed
 from millpond.demo.payments import expected_totals, payments
-from millpond.demo.processes import RunningProcess, kill, kill_survivors, list_processes, process_tree, python_workers
+from millpond.demo.processes import OsProcess, kill, kill_survivors, list_processes, process_tree, python_workers
 from millpond.demo.progress import DemoProgress, Watch
 from millpond.demo.screen import Facts, Screen
 from millpond.demo.verdict import DemoVerdict, compare, read_rows
@@ -84,7 +84,7 @@ class _Performance:
         self.done = 0
         self._lives = 0
         self._driver: subprocess.Popen[bytes] | None = None
-        self._remembered: set[RunningProcess] = set()
+        self._remembered: set[OsProcess] = set()
         self._moved = (self._began, 0)
 
     @property

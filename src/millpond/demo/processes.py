@@ -15,7 +15,7 @@ DAEMON = "pyspark.daemon"  # Spark's Python workers are forks of it, with the sa
 
 
 @dataclass(frozen=True)
-class RunningProcess:
+class OsProcess:
     """One running process."""
 
     pid: int
@@ -23,7 +23,7 @@ class RunningProcess:
     command: str
 
 
-def list_processes() -> list[RunningProcess]:
+def list_processes() -> list[OsProcess]:
     """Return all processes that are running now.
 
     >>> import os
@@ -33,7 +33,7 @@ def list_processes() -> list[RunningProcess]:
     return list(_from_proc() if (PROC / "self/stat").exists() else _from_ps())
 
 
-def _from_proc() -> Iterator[RunningProcess]:
+def _from_proc() -> Iterator[OsProcess]:
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
             continue
@@ -43,23 +43,23 @@ def _from_proc() -> Iterator[RunningProcess]:
         except OSError:
             continue  # it has ended meanwhile
         if state not in "ZX":
-            yield RunningProcess(int(entry.name), int(parent), command)
+            yield OsProcess(int(entry.name), int(parent), command)
 
 
-def _from_ps() -> Iterator[RunningProcess]:
+def _from_ps() -> Iterator[OsProcess]:
     # One -o each: some versions of ps take everything after a "=" as a heading.
     command = ["ps", "-A", "-ww", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "command="]
     out = subprocess.run(command, capture_output=True, text=True, check=True)
     for line in out.stdout.splitlines():
         pid, parent, state, *command = line.split(None, 3)
         if not state.startswith("Z"):
-            yield RunningProcess(int(pid), int(parent), "".join(command).strip())
+            yield OsProcess(int(pid), int(parent), "".join(command).strip())
 
 
-def process_tree(found: Iterable[RunningProcess], pid: int) -> list[RunningProcess]:
+def process_tree(found: Iterable[OsProcess], pid: int) -> list[OsProcess]:
     """Return a process and all its descendants.
 
-    >>> init, parent, child = RunningProcess(1, 0, "init"), RunningProcess(7, 1, "a"), RunningProcess(9, 7, "b")
+    >>> init, parent, child = OsProcess(1, 0, "init"), OsProcess(7, 1, "a"), OsProcess(9, 7, "b")
     >>> [p.pid for p in process_tree([init, parent, child], 7)]
     [7, 9]
     """
@@ -70,12 +70,12 @@ def process_tree(found: Iterable[RunningProcess], pid: int) -> list[RunningProce
     return [process for process in found if process.pid in members]
 
 
-def python_workers(found: Iterable[RunningProcess], pid: int) -> list[RunningProcess]:
+def python_workers(found: Iterable[OsProcess], pid: int) -> list[OsProcess]:
     """Return the Python workers of Spark among the descendants of a driver.
 
-    >>> daemon = RunningProcess(8, 7, "python -m pyspark.daemon")
-    >>> worker = RunningProcess(9, 8, "python -m pyspark.daemon")
-    >>> [p.pid for p in python_workers([RunningProcess(7, 1, "java"), daemon, worker], 7)]
+    >>> daemon = OsProcess(8, 7, "python -m pyspark.daemon")
+    >>> worker = OsProcess(9, 8, "python -m pyspark.daemon")
+    >>> [p.pid for p in python_workers([OsProcess(7, 1, "java"), daemon, worker], 7)]
     [9]
     """
     own = process_tree(found, pid)
@@ -91,7 +91,7 @@ def kill(pid: int) -> bool:
     return False
 
 
-def kill_survivors(remembered: Iterable[RunningProcess]) -> None:
+def kill_survivors(remembered: Iterable[OsProcess]) -> None:
     """Kill these processes if they still run. The command is compared, too: a pid may have been reused."""
     known = {(process.pid, process.command) for process in remembered}
     for process in list_processes():

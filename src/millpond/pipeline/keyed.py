@@ -10,12 +10,12 @@ from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.pipeline import joins
-from millpond.pipeline.fields import Field
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, StepSettings, step_settings
 from millpond.pipeline.stream import Frame, On, Stream, batch_operator, check_function, concurrent
 from millpond.pipeline.table import LookupOptions, Table, add_lookup
 from millpond.pipeline.windowed import GivenWindow, WindowedStream, check_window
+from millpond.rows.fields import FieldReader
 from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError
 from millpond.steps.joins.asof import AsofJoinStep
@@ -354,7 +354,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         options: StateOptions = {"on_error": on_error, "renamed_from": renamed_from}
         if lives is not None:
             options["ttl"] = TTL(lives.after, refresh="never")
-        reader = by if by is None or callable(by) else Field(by)
+        reader = by if by is None or callable(by) else FieldReader(by)
         return self._add_step(DeduplicateStep(by=reader, **self._settings("deduplicate", name, options)))
 
     def process(

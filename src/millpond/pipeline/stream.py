@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.pipeline.table import LookupOptions, Table, add_lookup
-from millpond.rows.frames import frame_kind
+from millpond.rows.frame_kinds import frame_kind
 from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError, check_on_error
 from millpond.steps.operator import Operator

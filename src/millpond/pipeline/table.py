@@ -7,8 +7,7 @@ from typing import Any, TypedDict
 
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
-from millpond.pipeline.fields import Field
-from millpond.rows.fields import read_field
+from millpond.rows.fields import FieldReader, read_field
 from millpond.steps.failure import check_on_error
 from millpond.steps.state.ttl import TTL
 from millpond.steps.verbs.external import External
@@ -132,7 +131,7 @@ def _check_on(where: str, node: g.Node, table: Table, on: Any) -> Any:
 def key_reader(where: str, on: Any, parts: int | None = None) -> Any:
     """Return what reads the key that a row looks up: from a field, from several, or by a function."""
     if isinstance(on, str):
-        found: Any = Field(on)
+        found: Any = FieldReader(on)
     elif isinstance(on, (tuple, list)) and len(on) > 1 and all(isinstance(part, str) for part in on):
         found = Fields(tuple(on))
     elif callable(on):

@@ -32,6 +32,16 @@ def read_field(row: Any, name: str) -> Any:
         raise MissingField(f"the row has no field {name!r}; it is a {type(row).__name__}") from None
 
 
+class FieldReader:
+    """A function of a row that reads one field. It is pickled to reach the workers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, row: Any) -> Any:
+        return read_field(row, self.name)
+
+
 def field_reader(name: str, missing: Callable[[Any], Exception]) -> Callable[[Any], Any]:
     """Return a function that reads the field of a row, or raises what `missing(row)` returns."""
 

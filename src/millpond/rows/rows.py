@@ -40,7 +40,7 @@ Numbers = Sequence[int] | np.ndarray[Any, Any]  # whole numbers, one per row
 Form = Literal["objects", "json", "arrow", "coded"]  # "coded": a column of values that the codec encoded
 
 _json = msgspec.json.Decoder()
-_codec = Codec()
+_row_codec = Codec()
 
 
 class Keys:
@@ -110,7 +110,7 @@ class Rows:
         if self.form == "json":
             return _json.decode_lines(b"\n".join(self.data))
         if self.form == "coded":
-            return _codec.decode_many([text.encode() for text in self.data.to_pylist()])
+            return _row_codec.decode_many([text.encode() for text in self.data.to_pylist()])
         objects: list[Any] = self.data
         return objects
 

@@ -24,10 +24,10 @@ MAX_ROWS_JOINED = 200_000  # rows of small blobs that go through the steps toget
 Blob = bytes
 
 
-_pack = msgspec.msgpack.Encoder().encode
+_to_msgpack = msgspec.msgpack.Encoder().encode
 
 
-_unpack = msgspec.msgpack.Decoder().decode
+_from_msgpack = msgspec.msgpack.Decoder().decode
 
 
 LeftOut = tuple[int, str] | None  # the place and the name of the column that was dropped
@@ -84,7 +84,7 @@ def pack_rows(rows: Rows, codec: Codec, left_out: LeftOut = None) -> Blob:
     times = None
     if rows.times is not None:
         times = (rows.times.unit, rows.times.values.tobytes())
-    return _pack(
+    return _to_msgpack(
         (
             rows.form,
             data,
@@ -99,7 +99,7 @@ def pack_rows(rows: Rows, codec: Codec, left_out: LeftOut = None) -> Blob:
 
 def unpack_rows(blob: Blob, codec: Codec) -> Rows:
     """Return the rows of a blob. They belong to the caller."""
-    parts = _unpack(blob)
+    parts = _from_msgpack(blob)
     return _restore_key_column(_rows_of(parts, codec), parts[-1])
 
 
@@ -126,7 +126,7 @@ def unpack_in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
     Most blobs are in that order already and are unpacked some at a time, up to `MAX_ROWS_JOINED` rows. If rows come
     from several partitions of an earlier stage, or from branches that meet again, all blobs are unpacked and sorted.
     """
-    unpacked = [_unpack(blob) for blob in blobs]
+    unpacked = [_from_msgpack(blob) for blob in blobs]
     orders = [np.frombuffer(parts[4], np.int64) for parts in unpacked]
     ordered = all((np.diff(order) >= 0).all() for order in orders)
     if ordered and all(one[-1] <= other[0] for one, other in pairwise(orders)):

@@ -16,11 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from millpond.errors import Incompatible
-from millpond.sources.base import Limit, Split
+from millpond.sources.base import Split
 from millpond.sources.lines import is_gzip, shrunk_file_error
-from millpond.sources.listing import File
-from millpond.sources.ranges import EXACT_BELOW, LARGEST_SPLIT, SMALLEST_SPLIT, cut_range, pieces_for
+from millpond.sources.listing import File, other_format_error
+from millpond.sources.ranges import (
+    DEFAULT_SIZES,
+    EXACT_BELOW,
+    PlanRequest,
+    SplitSizes,
+    cut_range,
+    pieces_for,
+)
 
 SETTLED_SECONDS = 10.0  # without a change, after which no writer is expected to finish a record
 GZIP_RATIO = 8  # how much larger JSON lines are unpacked; only for estimates
@@ -33,10 +39,7 @@ def offset_of(file: File, entry: Any) -> int:
     if entry is None:
         return 0
     if not isinstance(entry, Mapping) or "offset" not in entry:
-        raise Incompatible(
-            f"{file.path}: expected a position of a file of lines such as {{'offset': 42}}, got {entry!r}. "
-            "The stream was read in another format before: give it a new name, or the old format back."
-        )
+        raise other_format_error(file, "a file of lines such as {'offset': 42}", entry)
     return int(entry["offset"])
 
 
@@ -80,22 +83,18 @@ def position_entry(offset: int, path: str, size: int, *, at_end: bool) -> dict[s
 
 def plan_lines(
     files: Sequence[File],
-    position: Mapping[str, Any],
-    limit: Limit,
+    request: PlanRequest,
     bytes_per_row: float,
     format: str,
-    *,
-    end: Mapping[str, Any] | None = None,
-    now: float = 0.0,
-    smallest: int = SMALLEST_SPLIT,
-    largest: int = LARGEST_SPLIT,
+    sizes: SplitSizes = DEFAULT_SIZES,
 ) -> list[Split]:
     """Return the next splits of these files, in their order. Reads no file.
 
     Files of JSON lines are cut into ranges that tasks share; CSV and gzip files stay whole. A file is planned only if
     the files before it are planned to their ends, so that batches of any size read the rows in the same order. A limit
-    below EXACT_BELOW rows gives one split that counts rows. With `end`, no line after that position is planned.
+    below EXACT_BELOW rows gives one split that counts rows. With `request.end`, no line after that position is planned.
     """
+    position, limit, end = request.position, request.limit, request.end
     exact = limit.rows < EXACT_BELOW
     room = max(1, limit.bytes if exact else min(limit.bytes, int(limit.rows * PLANNED_SHARE * bytes_per_row)))
     taken: list[tuple[File, int, int | None, dict[str, int]]] = []
@@ -105,7 +104,7 @@ def plan_lines(
             unread_offset(file, position.get(file.place)) if last is None else offset_of(file, position.get(file.place))
         )
         more = {}
-        if format == "csv" and (last is not None or is_settled(file, now)):
+        if format == "csv" and (last is not None or is_settled(file, request.now)):
             more = {"ended": 1}
             start = open_record_offset(file, position.get(file.place)) if start is None else start
         if start is None or (last is not None and start >= last):
@@ -137,7 +136,7 @@ def plan_lines(
             splits.append(_split(file, format, start, until, start, _weight(file, start, until), **more))
             continue
         pieces = pieces_for(until - start, total)
-        for begin, stop in cut_range(start, until, pieces=pieces, smallest=smallest, largest=largest):
+        for begin, stop in cut_range(start, until, pieces=pieces, smallest=sizes.smallest, largest=sizes.largest):
             splits.append(_split(file, format, begin, stop, start, stop - begin))
     return splits
 

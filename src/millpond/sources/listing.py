@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from millpond.errors import InvalidUse
+from millpond.errors import Incompatible, InvalidUse
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,14 @@ class File:
     size: int
     changed: int = 0  # nanoseconds; with the size it identifies a version of the file
     is_cut: bool = False  # the real file is longer than `size`
+
+
+def other_format_error(file: File, expected: str, entry: object) -> Incompatible:
+    """Return the error for a position that was made by reading the file in another format."""
+    return Incompatible(
+        f"{file.path}: expected a position of {expected}, got {entry!r}. "
+        "The stream was read in another format before: give it a new name, or the old format back."
+    )
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millpond.errors import Incompatible, InvalidUse
-from millpond.sources.base import Chunk, Limit, Split
+from millpond.errors import InvalidUse
+from millpond.sources.base import Chunk, Split
 from millpond.sources.lines import shrunk_file_error
-from millpond.sources.listing import File
+from millpond.sources.listing import File, other_format_error
 from millpond.sources.ranges import (
     CHUNK_BYTES,
     CHUNK_ROWS,
+    DEFAULT_SIZES,
     EXACT_BELOW,
-    LARGEST_SPLIT,
-    SMALLEST_SPLIT,
     WANTED_SPLITS,
+    PlanRequest,
+    SplitSizes,
     cut_range,
 )
 
@@ -42,26 +43,23 @@ class Footer:
 
 def read_footer(path: str) -> Footer:
     """Read the metadata of a file and nothing else. Raises InvalidUse if it is not a Parquet file."""
-    with _open_parquet(path) as file:
+    with _open_source_file(path) as file:
         groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
         return Footer(tuple((group.num_rows, group.total_byte_size) for group in groups))
 
 
 def plan_parquet(
     files: Sequence[File],
-    position: Mapping[str, Any],
-    limit: Limit,
+    request: PlanRequest,
     footer: Callable[[File], Footer],
-    end: Mapping[str, Any] | None = None,
-    *,
-    smallest: int = SMALLEST_SPLIT,
-    largest: int = LARGEST_SPLIT,
+    sizes: SplitSizes = DEFAULT_SIZES,
 ) -> list[Split]:
     """Return the next splits of these files, in their order, with at most `limit.rows` rows. Reads only footers.
 
     Splits end at row groups unless these are too large, because a split that begins inside a group has to decode the
-    rows before it as well. With `end`, no row after that position is planned.
+    rows before it as well. With `request.end`, no row after that position is planned.
     """
+    position, limit, end = request.position, request.limit, request.end
     rows_left, bytes_left = max(1, limit.rows), max(1, limit.bytes)
     taken: list[tuple[File, int, list[_RowRange]]] = []
     for file in files:
@@ -87,7 +85,7 @@ def plan_parquet(
         if rows_left <= 0 or bytes_left <= 0 or (pieces and limit.rows < EXACT_BELOW):
             break
     total = sum(piece.bytes for _, _, pieces in taken for piece in pieces)
-    target = min(max(total / WANTED_SPLITS, smallest), largest)
+    target = min(max(total / WANTED_SPLITS, sizes.smallest), sizes.largest)
     return [
         Split(
             file.place,
@@ -105,7 +103,7 @@ def plan_parquet(
 def read_parquet(split: Split) -> Iterator[Chunk]:
     """Yield the rows of the split as tables. Reads only the row groups that have them."""
     path, start, stop = split.detail["path"], split.start, split.stop
-    with _open_parquet(path) as file:
+    with _open_source_file(path) as file:
         known = file.metadata.num_rows
         if known < stop:
             raise shrunk_file_error(path, stop, known, "rows")
@@ -134,11 +132,11 @@ def read_parquet(split: Split) -> Iterator[Chunk]:
                 if table.schema != schema:
                     table = table.cast(schema)
                 first, done = done, done + part.num_rows
-                yield Chunk(table, _position_entry(split, done), partial(_describe_row, path, first))
+                yield Chunk(table, _parquet_entry(split, done), partial(_describe_row, path, first))
                 if done == stop:
                     return
         if done == start:
-            yield Chunk(schema.empty_table(), _position_entry(split, done))
+            yield Chunk(schema.empty_table(), _parquet_entry(split, done))
 
 
 @dataclass(frozen=True)
@@ -190,10 +188,7 @@ def _rows_read(file: File, entry: Any) -> int | None:
     if entry is None:
         return 0
     if not isinstance(entry, Mapping) or "rows" not in entry:
-        raise Incompatible(
-            f"{file.path}: expected a position of a Parquet file such as {{'rows': 42}}, got {entry!r}. "
-            "The stream was read in another format before: give it a new name, or the old format back."
-        )
+        raise other_format_error(file, "a Parquet file such as {'rows': 42}", entry)
     return None if entry.get("seen") == file.size else int(entry["rows"])
 
 
@@ -202,7 +197,7 @@ def _rows_before(file: File, entry: Any) -> int:
     return _rows_read(File(file.place, file.path, -1), entry) or 0
 
 
-def _position_entry(split: Split, rows: int) -> dict[str, int]:
+def _parquet_entry(split: Split, rows: int) -> dict[str, int]:
     if rows == split.detail["of"]:
         return {"rows": rows, "seen": split.detail["size"]}
     return {"rows": rows}
@@ -212,7 +207,7 @@ def _describe_row(path: str, first: int, i: int) -> str:
     return f"{path}, row {first + i + 1}"
 
 
-def _open_parquet(path: str) -> pq.ParquetFile:
+def _open_source_file(path: str) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path, memory_map=False, pre_buffer=False)
     except FileNotFoundError:

@@ -1,8 +1,13 @@
-"""Arithmetic for planning: cuts ranges into splits of nearly one size."""
+"""What all planning of splits shares: the request, the sizes, and ranges of nearly one size."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
+
+from millpond.sources.base import Limit
 
 SMALLEST_SPLIT = 1 << 20
 LARGEST_SPLIT = 64 << 20
@@ -15,6 +20,27 @@ ONLY_PLACE = "0"  # of a source that has one place
 
 CHUNK_ROWS = 50_000
 CHUNK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What a plan is asked for: the arguments of `Source.plan`, or those of `Source.plan_to` if `end` is given."""
+
+    position: Mapping[str, Any]
+    limit: Limit
+    end: Mapping[str, Any] | None = None
+    now: float = 0.0
+
+
+@dataclass(frozen=True)
+class SplitSizes:
+    """The bytes of a split: at least `smallest` unless a file is smaller, and at most `largest`."""
+
+    smallest: int = SMALLEST_SPLIT
+    largest: int = LARGEST_SPLIT
+
+
+DEFAULT_SIZES = SplitSizes()
 
 
 def cut_range(

@@ -81,7 +81,7 @@ class ObjectStorage:
         except Exception as error:
             if _is_missing_object(error):
                 return None
-            raise _as_millpond_error(self.url, "read", error) from error
+            raise _store_error(self.url, "read", error) from error
 
     def get_range(self, path: str, start: int, length: int) -> bytes | None:
         import obstore
@@ -98,7 +98,7 @@ class ObjectStorage:
                 return None
             if "status code: 416" in str(error) and start >= (self._size(path) or 0):
                 return b""
-            raise _as_millpond_error(self.url, "read", error) from error
+            raise _store_error(self.url, "read", error) from error
 
     def put(self, path: str, data: bytes | memoryview) -> None:
         import obstore
@@ -108,7 +108,7 @@ class ObjectStorage:
         try:
             obstore.put(store, path, view, chunk_size=_REQUEST_BYTES)
         except Exception as error:
-            raise _as_millpond_error(self.url, "written", error) from error
+            raise _store_error(self.url, "written", error) from error
 
     def put_new(self, path: str, data: bytes | memoryview) -> bool:
         import obstore
@@ -126,7 +126,7 @@ class ObjectStorage:
                 if self._size(path) is not None:
                     return False
             except Exception as error:
-                raise _as_millpond_error(self.url, "written", error) from error
+                raise _store_error(self.url, "written", error) from error
         raise Unavailable(
             f"state_dir {self.url}: cannot be written just now: {path} collided with other requests {_MAX_CONFLICTS} "
             "times over, and none of them was kept. Try again."
@@ -144,7 +144,7 @@ class ObjectStorage:
             obstore.delete(store, gone)
         except Exception as error:
             if not _is_missing_object(error):
-                raise _as_millpond_error(self.url, "deleted", error) from error
+                raise _store_error(self.url, "deleted", error) from error
             # Some stores stop at the first object that is not there.
             if len(gone) > 1:
                 for path in gone:
@@ -158,7 +158,7 @@ class ObjectStorage:
             for page in obstore.list(store, prefix or None, offset=after, chunk_size=_PAGE_ITEMS):
                 found += [(meta["path"], meta["size"]) for meta in page]
         except Exception as error:
-            raise _as_millpond_error(self.url, "listed", error) from error
+            raise _store_error(self.url, "listed", error) from error
         # Not every store lists in order, nor does obstore promise it; sorting what is sorted costs little.
         for path, size in sorted(found):
             if path != prefix and not is_hidden(path, prefix):
@@ -173,7 +173,7 @@ class ObjectStorage:
         except Exception as error:
             if _is_missing_object(error):
                 return None
-            raise _as_millpond_error(self.url, "read", error) from error
+            raise _store_error(self.url, "read", error) from error
 
 
 def _connect(url: str, retries: int) -> ObjectStore:
@@ -220,7 +220,7 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).partition("\n\nDebug source:")[0].split())
 
 
-def _as_millpond_error(url: str, verb: str, error: Exception) -> MillpondError:
+def _store_error(url: str, verb: str, error: Exception) -> MillpondError:
     """Return the error to raise for one of obstore's: the address, what is wrong, the reason, what to do."""
     reason = _reason(error)
     kind, what, todo = _diagnose(error, reason)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from millpond.pipeline.fields import Epoch
+from millpond.pipeline.epoch import Epoch
 from millpond.rows.fields import read_field, read_json_fields
 from millpond.rows.rows import BadInput, Rows
 from millpond.timing import Times, Unit, as_time, ticks, unit_of

@@ -323,14 +323,14 @@ class TestDriver:
         self._alive()
         program = lowlevel.program(self._app)
         packed = pack_program(program)
-        replaced = self._replaced(replace(program, types=packed.types))
+        replaced = self._replace_ends(replace(program, types=packed.types))
         if switch and self._driver is not None:  # the app must be stopped
             self._driver.release()
             self._stop()
 
         @contextlib.contextmanager
         def runtime(program: Program) -> Iterator[LocalRuntime]:
-            yield LocalRuntime(self._storage, self.clock, shipped=self._fed(unpack_program(packed.data)))
+            yield LocalRuntime(self._storage, self.clock, shipped=self._feed_tasks(unpack_program(packed.data)))
 
         try:
             settings = DriverSettings(home=self._home, threaded=False, bounded=False)
@@ -361,12 +361,12 @@ class TestDriver:
         packed = pack_program(program)
         self._program = replace(program, types=packed.types)
         shipped = unpack_program(packed.data)
-        replaced = self._replaced(self._program)
+        replaced = self._replace_ends(self._program)
         runtime = LocalRuntime(
             self._storage,
             self.clock,
             lambda partition: self._point("compute", "during"),
-            shipped=self._fed(shipped),
+            shipped=self._feed_tasks(shipped),
         )
         self._driver = Driver.start(
             replaced,
@@ -384,7 +384,7 @@ class TestDriver:
             Controls(hook=self._point),
         )
 
-    def _replaced(self, program: Program) -> Program:
+    def _replace_ends(self, program: Program) -> Program:
         """Return the program with its sources and sinks replaced by ones that the test controls."""
         newest = Ledger(self._storage, program.app, self.clock).newest()
         reached = {} if newest is None else positions_of(self._storage, newest)
@@ -403,7 +403,7 @@ class TestDriver:
             nodes.append(replace(node, op=op))
         return replace(program, nodes=tuple(nodes))
 
-    def _fed(self, shipped: Program) -> Program:
+    def _feed_tasks(self, shipped: Program) -> Program:
         """What the tasks run, reading what was sent."""
         codec, nodes = Codec(shipped.types), []
         for node in shipped.nodes:

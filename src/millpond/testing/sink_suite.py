@@ -28,7 +28,7 @@ from millpond.sinks.base import Delivery, RegisteredSink, Registration, Rollback
 
 RowList = list[Any]
 
-FIRST = Delivery("orders", "5e1f", "totals", 42, 0, "a7c0")
+FIRST_DELIVERY = Delivery("orders", "5e1f", "totals", 42, 0, "a7c0")
 CLAIM = Registration("orders", "5e1f", "totals", 40, "c1a1", 40, "c1a1")
 
 
@@ -64,7 +64,7 @@ class SinkSuite:
 
     def test_rows_arrive_in_their_order(self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]) -> None:
         sink, rows = make_sink(), self.some_rows(0, 20)
-        sink.deliver(rows, FIRST)
+        sink.deliver(rows, FIRST_DELIVERY)
         assert held(sink) == rows
 
     def test_batches_arrive_in_their_order(
@@ -72,36 +72,36 @@ class SinkSuite:
     ) -> None:
         sink = make_sink()
         for i in range(8, 12):  # one digit, then two: sorted as text they would be in another order
-            sink.deliver(self.some_rows(i * 3, 3), replace(FIRST, batch=i))
+            sink.deliver(self.some_rows(i * 3, 3), replace(FIRST_DELIVERY, batch=i))
         assert held(sink) == self.some_rows(24, 12)
 
     def test_a_delivery_that_is_repeated_counts_once(
         self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
     ) -> None:
         sink, rows = make_sink(), self.some_rows(0, 3)
-        sink.deliver(rows, FIRST)
-        sink.deliver(self.some_rows(3, 2), replace(FIRST, batch=43))
-        sink.deliver(rows, FIRST)
-        sink.deliver(rows, replace(FIRST))  # the same id, another object
+        sink.deliver(rows, FIRST_DELIVERY)
+        sink.deliver(self.some_rows(3, 2), replace(FIRST_DELIVERY, batch=43))
+        sink.deliver(rows, FIRST_DELIVERY)
+        sink.deliver(rows, replace(FIRST_DELIVERY))  # the same id, another object
         assert len(held(sink)) == 5 if self.counts_once else len(held(sink)) >= 5
 
     def test_a_delivery_that_a_new_process_repeats_counts_once(
         self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
     ) -> None:
         rows = self.some_rows(0, 3)
-        make_sink().deliver(rows, FIRST)
+        make_sink().deliver(rows, FIRST_DELIVERY)
         sink = make_sink()
-        sink.deliver(rows, FIRST)
+        sink.deliver(rows, FIRST_DELIVERY)
         assert held(sink) == rows if self.counts_once else held(sink)[:3] == rows
 
     @pytest.mark.parametrize(
         "other",
         [
-            replace(FIRST, batch=43),
-            replace(FIRST, partition=1),
-            replace(FIRST, sink="sums"),
-            replace(FIRST, incarnation="77aa"),
-            replace(FIRST, attempt="b0b0"),
+            replace(FIRST_DELIVERY, batch=43),
+            replace(FIRST_DELIVERY, partition=1),
+            replace(FIRST_DELIVERY, sink="sums"),
+            replace(FIRST_DELIVERY, incarnation="77aa"),
+            replace(FIRST_DELIVERY, attempt="b0b0"),
         ],
         ids=["batch", "partition", "sink", "incarnation", "attempt"],
     )
@@ -109,7 +109,7 @@ class SinkSuite:
         self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList], other: Delivery
     ) -> None:
         sink, rows = make_sink(), self.some_rows(0, 3)
-        sink.deliver(rows, FIRST)
+        sink.deliver(rows, FIRST_DELIVERY)
         sink.deliver(rows, other)
         assert held(sink) == rows + rows
 
@@ -117,15 +117,15 @@ class SinkSuite:
         self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
     ) -> None:
         sink = make_sink()
-        sink.deliver([], FIRST)
+        sink.deliver([], FIRST_DELIVERY)
         assert held(sink) == []
-        sink.deliver(self.some_rows(0, 3), replace(FIRST, batch=43))
+        sink.deliver(self.some_rows(0, 3), replace(FIRST_DELIVERY, batch=43))
         assert held(sink) == self.some_rows(0, 3)
 
     def test_the_rows_stay_as_they_are(self, make_sink: Callable[[], Sink]) -> None:
         rows = self.some_rows(0, 3)
         before = copy.deepcopy(rows)
-        make_sink().deliver(rows, FIRST)
+        make_sink().deliver(rows, FIRST_DELIVERY)
         assert rows == before
 
     def test_it_survives_the_way_to_a_worker(
@@ -135,7 +135,7 @@ class SinkSuite:
         there = pickle.loads(pickle.dumps(sink))
         assert there.where == sink.where
         if sink.where == "workers":
-            there.deliver(rows, FIRST)
+            there.deliver(rows, FIRST_DELIVERY)
             assert held(sink) == rows
 
     # --- optional: rollback ---
@@ -147,7 +147,7 @@ class SinkSuite:
         if not isinstance(sink, RollbackSink):
             assert not hasattr(sink, "rollback"), "it must have the arguments that mp.lowlevel.RollbackSink has"
             return
-        deliveries = [replace(FIRST, batch=42 + i) for i in range(4)]
+        deliveries = [replace(FIRST_DELIVERY, batch=42 + i) for i in range(4)]
         for i in (0, 1, 3):  # the third never arrives
             sink.deliver(self.some_rows(i, 1), deliveries[i])
         given_up = {deliveries[1]: self.some_rows(1, 1), deliveries[2]: self.some_rows(2, 1)}
@@ -161,8 +161,8 @@ class SinkSuite:
     def test_a_rollback_needs_no_rows(self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]) -> None:
         sink = make_sink()
         if isinstance(sink, RollbackSink):
-            sink.rollback([FIRST], lambda delivery: [])
-            sink.deliver(self.some_rows(0, 1), FIRST)
+            sink.rollback([FIRST_DELIVERY], lambda delivery: [])
+            sink.deliver(self.some_rows(0, 1), FIRST_DELIVERY)
             assert held(sink) == []
 
     # --- optional: registration ---
@@ -196,10 +196,10 @@ class SinkSuite:
     def test_a_target_knows_what_it_holds(self, make_sink: Callable[[], Sink]) -> None:
         sink = make_sink()
         if isinstance(sink, RegisteredSink):
-            assert sink.status(FIRST) == "gone"
-            sink.deliver(self.some_rows(0, 1), FIRST)
-            assert sink.status(FIRST) == "held"
-            for other in (replace(FIRST, attempt="b0b0"), replace(FIRST, batch=43)):
+            assert sink.status(FIRST_DELIVERY) == "gone"
+            sink.deliver(self.some_rows(0, 1), FIRST_DELIVERY)
+            assert sink.status(FIRST_DELIVERY) == "held"
+            for other in (replace(FIRST_DELIVERY, attempt="b0b0"), replace(FIRST_DELIVERY, batch=43)):
                 assert sink.status(other) == "gone"
 
     def test_a_target_gives_up_what_the_ledger_does_not_contain(
@@ -208,12 +208,12 @@ class SinkSuite:
         sink = make_sink()
         if not isinstance(sink, RegisteredSink):
             return
-        known = [FIRST, replace(FIRST, batch=43), replace(FIRST, batch=44, sink="sums")]
-        foreign = [replace(FIRST, batch=43, attempt="b0b0"), replace(FIRST, batch=44, partition=1)]
+        known = [FIRST_DELIVERY, replace(FIRST_DELIVERY, batch=43), replace(FIRST_DELIVERY, batch=44, sink="sums")]
+        foreign = [replace(FIRST_DELIVERY, batch=43, attempt="b0b0"), replace(FIRST_DELIVERY, batch=44, partition=1)]
         for i, delivery in enumerate([*known, *foreign]):
             sink.deliver(self.some_rows(i, 1), delivery)
         give_up = sink.take_back(CLAIM, lambda batch, attempt: (batch, attempt) in {(42, "a7c0"), (43, "a7c0")})
-        newer = replace(FIRST, batch=45)
+        newer = replace(FIRST_DELIVERY, batch=45)
         sink.deliver(self.some_rows(9, 1), newer)  # a delivery after the search is not voided
         assert len(give_up()) == 2
         left = [*self.some_rows(0, 3), *self.some_rows(9, 1)]
@@ -225,16 +225,16 @@ class SinkSuite:
         sink = make_sink()
         if not isinstance(sink, RegisteredSink) or not isinstance(sink, RollbackSink):
             return
-        second, third = replace(FIRST, batch=43), replace(FIRST, batch=44)
-        rows = {FIRST: self.some_rows(0, 2), second: self.some_rows(2, 2), third: self.some_rows(4, 2)}
-        for delivery in (FIRST, second):
+        second, third = replace(FIRST_DELIVERY, batch=43), replace(FIRST_DELIVERY, batch=44)
+        rows = {FIRST_DELIVERY: self.some_rows(0, 2), second: self.some_rows(2, 2), third: self.some_rows(4, 2)}
+        for delivery in (FIRST_DELIVERY, second):
             sink.deliver(rows[delivery], delivery)
         sink.rollback([second, third], lambda delivery: rows[delivery])
         sink.deliver(rows[second], second)
-        assert sorted(map(str, held(sink))) == sorted(map(str, rows[FIRST])), "it is void until its id is free"
-        assert [sink.status(delivery) for delivery in (FIRST, second, third)] == ["held", "void", "void"]
+        assert sorted(map(str, held(sink))) == sorted(map(str, rows[FIRST_DELIVERY])), "it is void until its id is free"
+        assert [sink.status(delivery) for delivery in (FIRST_DELIVERY, second, third)] == ["held", "void", "void"]
         sink.revive(rows[second], second)
-        assert [sink.status(delivery) for delivery in (FIRST, second, third)] == ["held", "held", "void"]
-        for delivery in (FIRST, second, third):
+        assert [sink.status(delivery) for delivery in (FIRST_DELIVERY, second, third)] == ["held", "held", "void"]
+        for delivery in (FIRST_DELIVERY, second, third):
             sink.deliver(rows[delivery], delivery)
-        assert sorted(map(str, held(sink))) == sorted(map(str, rows[FIRST] + rows[second]))
+        assert sorted(map(str, held(sink))) == sorted(map(str, rows[FIRST_DELIVERY] + rows[second]))

@@ -24,7 +24,7 @@ import pyarrow as pa
 from millpond.errors import InvalidUse
 from millpond.rows.arrow_objects import raw_row, unreadable_rows
 from millpond.rows.arrow_tables import rows_to_table
-from millpond.rows.frames import FRAME_USE, FrameKind
+from millpond.rows.frame_kinds import FRAME_USE, FrameKind
 from millpond.rows.rows import BadInput, Keys, Rows
 from millpond.steps.failure import FAULTS, OnError, Retry
 from millpond.steps.operator import Operator, OperatorContext

@@ -1,4 +1,4 @@
-"""Fields of rows: what a name stands for where a function could stand."""
+"""`timestamp=` for fields that count from the epoch: `mp.epoch_ms` and `mp.epoch_s`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,6 @@ from typing import Any
 
 from millpond.rows.fields import read_field
 from millpond.timing import EPOCH
-
-
-class Field:
-    """Reads a field of a row: a key of a dict, or an attribute."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, row: Any) -> Any:
-        return read_field(row, self.name)
 
 
 class Epoch:

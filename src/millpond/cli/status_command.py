@@ -28,7 +28,7 @@ from millpond.log.record import Record, StreamTime
 from millpond.storage import Storage
 from millpond.timing import as_user
 
-RECENT_RECORDS = 50  # records over which late and skipped rows are added up
+SUMMED_RECORDS = 50  # records over which late and skipped rows are added up
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _recent(ledger: Ledger, newest: Record) -> RecentStatus:
     late: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     batches = 0
-    for record in islice(_backwards(ledger, newest), RECENT_RECORDS):
+    for record in islice(_backwards(ledger, newest), SUMMED_RECORDS):
         if record.kind == "commit":
             batches += 1
             late.update(record.late)

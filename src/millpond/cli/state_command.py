@@ -17,7 +17,9 @@ from millpond.state_view import StateView
 
 MAX_KEYS = 100  # in a table, unless --limit is given
 
-commands = typer.Typer(no_args_is_help=True, help="Show the state of a step, as of the newest or an earlier commit.")
+state_commands = typer.Typer(
+    no_args_is_help=True, help="Show the state of a step, as of the newest or an earlier commit."
+)
 
 StepArgument = Annotated[str, typer.Argument(metavar="STEP", help="The name of the step.")]
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key: text, or with --json any key.")]
@@ -32,7 +34,7 @@ ProgramOption = Annotated[
 ]
 
 
-@commands.command()
+@state_commands.command()
 def get(
     step: StepArgument,
     key: KeyArgument,
@@ -55,7 +57,7 @@ def get(
         print_table(step, ["key", "value"], [(repr(found), repr(value))])
 
 
-@commands.command("list")
+@state_commands.command("list")
 def list_(
     step: StepArgument,
     at: AtOption = None,
@@ -84,7 +86,7 @@ def _print_items(step: str, items: Iterator[tuple[Any, Any]], limit: int | None,
         print_note(f"There are more than {most} keys: --limit N shows more, --format json all of them.")
 
 
-@commands.command()
+@state_commands.command()
 def history(
     step: StepArgument,
     key: KeyArgument,
