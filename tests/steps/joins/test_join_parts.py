@@ -14,7 +14,7 @@ from millpond.log.segment import Change
 from millpond.replica.lmdb_store import RecordChanges, Replica
 from millpond.steps.failure import BadInput
 from millpond.steps.joins.merge import merged
-from millpond.steps.joins.reach import LEFT, RIGHT, Reach, newest
+from millpond.steps.joins.time_bounds import LEFT, RIGHT, Reach, newest
 from millpond.timing import MAX_TICKS
 
 reaches = st.builds(Reach, *[st.integers(0, 9)] * 3)

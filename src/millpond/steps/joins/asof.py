@@ -15,7 +15,7 @@ from millpond.steps.base import KeyedRowBuilder, Running, StepContext
 from millpond.steps.joins.buffer import Arrivals, Changes, Row, first_cell, kept, last_cell, nothing
 from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.pairs import Pairs
-from millpond.steps.joins.reach import LEFT, RIGHT, newest
+from millpond.steps.joins.time_bounds import LEFT, RIGHT, newest
 from millpond.timing import Duration, Unit, span
 
 

@@ -21,7 +21,7 @@ from millpond.replica import Entry
 from millpond.rows.rows import Keys, Rows
 from millpond.steps.base import StepContext
 from millpond.steps.failure import BadInput, FailedRow, own_copy
-from millpond.steps.joins.reach import SIDES
+from millpond.steps.joins.time_bounds import SIDES
 from millpond.steps.kind import Step
 from millpond.timing import MAX_TICKS, Times, Unit, difference
 

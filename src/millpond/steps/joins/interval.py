@@ -15,7 +15,7 @@ from millpond.steps.base import Running, StepContext
 from millpond.steps.joins.buffer import Arrivals, Changes, Row, kept, nothing, read
 from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.pairs import Pairs
-from millpond.steps.joins.reach import LEFT, RIGHT, Reach
+from millpond.steps.joins.time_bounds import LEFT, RIGHT, Reach
 from millpond.timing import MAX_TICKS, Duration, Unit, span
 
 # Whose unmatched rows come out: the left's, the right's.

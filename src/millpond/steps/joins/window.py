@@ -20,7 +20,7 @@ from millpond.steps.joins.buffer import Arrivals, Changes, Row, kept, nothing, r
 from millpond.steps.joins.interval import HOWS
 from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.pairs import Pairs
-from millpond.steps.joins.reach import LEFT, RIGHT, SIDES
+from millpond.steps.joins.time_bounds import LEFT, RIGHT, SIDES
 from millpond.steps.windows.cell_names import extent_of, window_cell
 from millpond.steps.windows.definitions import Hopping
 from millpond.steps.windows.hopping import Grid

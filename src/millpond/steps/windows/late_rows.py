@@ -6,7 +6,7 @@ from typing import Any
 
 from millpond.rows.rows import Rows
 from millpond.steps.base import KeyedRowBuilder
-from millpond.steps.windows.batch import WindowBatch
+from millpond.steps.windows.window_batch import WindowBatch
 from millpond.timing import difference
 
 

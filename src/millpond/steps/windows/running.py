@@ -23,7 +23,6 @@ from millpond.steps.base import KeyedRowBuilder, Running, StepContext
 from millpond.steps.failure import FAULTS, FailedRow
 from millpond.steps.kind import call_for_rows
 from millpond.steps.windows.assigner import Assigner
-from millpond.steps.windows.batch import WindowBatch
 from millpond.steps.windows.columnar.choice import choose_store
 from millpond.steps.windows.columnar.windows import ColumnarWindows
 from millpond.steps.windows.counting import CountAssigner
@@ -36,6 +35,7 @@ from millpond.steps.windows.panes import RETRACTED, pane_row
 from millpond.steps.windows.sessions import SessionAssigner
 from millpond.steps.windows.sliding import SlidingAssigner
 from millpond.steps.windows.triggers import Cause
+from millpond.steps.windows.window_batch import WindowBatch
 from millpond.timing import MAX_TICKS, as_user
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from typing import Any
 
 from millpond.replica import Entry
 from millpond.steps.windows.assigner import Assigner, Extent, closes_after
-from millpond.steps.windows.batch import WindowBatch
 from millpond.steps.windows.cell_names import text_of, time_cell, time_of, window_cell
 from millpond.steps.windows.open_window import Accumulators, OpenWindow, Undo
 from millpond.steps.windows.read_range import ReadRange
 from millpond.steps.windows.sliding_cache import MIN_PARTS, SlidingBlocks
+from millpond.steps.windows.window_batch import WindowBatch
 from millpond.timing import Unit, as_user
 
 _NEVER = -(1 << 63)

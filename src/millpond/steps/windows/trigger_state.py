@@ -12,7 +12,7 @@ from millpond.steps.windows.open_window import OpenWindow, Undo
 from millpond.steps.windows.triggers import Cause, Event
 
 if TYPE_CHECKING:
-    from millpond.steps.windows.batch import WindowBatch
+    from millpond.steps.windows.window_batch import WindowBatch
 
 
 class TriggerStates:

@@ -22,13 +22,13 @@ from millpond.log.segment import Change
 from millpond.replica.cell_format import place as place_of
 from millpond.rows.rows import ENDING, Keys, Rows
 from millpond.steps.state.single import make_change
-from millpond.steps.windows.batch import WindowBatch
 from millpond.steps.windows.cell_names import extent_of, window_cell
 from millpond.steps.windows.columnar.groups import Array, Column, Groups, GroupUpdate, group_rows, read_columns
 from millpond.steps.windows.hopping import Grid, HoppingAssigner
 from millpond.steps.windows.late_rows import LateRows
 from millpond.steps.windows.open_window import OpenWindow
 from millpond.steps.windows.panes import Bounds, PaneTexts, final_pane_rows, shown_bounds
+from millpond.steps.windows.window_batch import WindowBatch
 from millpond.timing import Times
 
 MAX_PLACES = 4_000_000  # rows times windows per row that are added at once
