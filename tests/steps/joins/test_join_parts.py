@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from millpond.log.segment import Change
 from millpond.replica.lmdb_store import RecordChanges, Replica
 from millpond.steps.failure import BadInput
-from millpond.steps.joins.merge import merged
-from millpond.steps.joins.time_bounds import LEFT, RIGHT, Reach, newest
+from millpond.steps.joins.merge import merge_fields
+from millpond.steps.joins.time_bounds import LEFT, RIGHT, TimeBounds, find_newest
 from millpond.timing import MAX_TICKS
 
-reaches = st.builds(Reach, *[st.integers(0, 9)] * 3)
+reaches = st.builds(TimeBounds, *[st.integers(0, 9)] * 3)
 moments = st.integers(-20, 20)
 times = st.lists(moments, max_size=8).map(sorted)
 
@@ -43,7 +43,7 @@ def test_a_partner_is_one_whichever_side_looks(reach, left, right):
 @given(reach=reaches, side=st.sampled_from([LEFT, RIGHT]), times=times)
 def test_what_is_read_for_some_rows_is_what_is_near_one_of_them_and_read_once(reach, side, times):
     near = {t for at in times for t in range(reach.partners(side, at)[0], reach.partners(side, at)[1] + 1)}
-    read = [t for first, last in reach.windows(side, times) for t in range(first, last + 1)]
+    read = [t for first, last in reach.partner_ranges(side, times) for t in range(first, last + 1)]
     assert read == sorted(near)
 
 
@@ -51,21 +51,21 @@ def test_what_is_read_for_some_rows_is_what_is_near_one_of_them_and_read_once(re
 def test_a_row_leaves_at_the_first_watermark_that_makes_every_partner_late(reach, side, at, watermark):
     first, last = reach.partners(side, at)
     all_late = all(reach.is_late(partner, watermark) for partner in range(first, last + 1))
-    assert (reach.leaves(side, at) <= watermark) is all_late
+    assert (reach.expires_at(side, at) <= watermark) is all_late
 
 
 def test_nothing_is_late_before_there_is_a_watermark():
-    assert not Reach(0, 0).is_late(-5, None)
+    assert not TimeBounds(0, 0).is_late(-5, None)
 
 
 def test_a_row_at_the_end_of_time_leaves_with_the_end_of_the_input():
-    assert Reach(0, MAX_TICKS).leaves(LEFT, 5) == MAX_TICKS
+    assert TimeBounds(0, MAX_TICKS).expires_at(LEFT, 5) == MAX_TICKS
 
 
 @given(times=times, at=moments, keep=st.integers(0, 9))
 def test_the_newest_at_or_before_a_time_is_that_of_a_plain_search(times, at, keep):
     found = [i for i, time in enumerate(times) if at - keep <= time <= at]
-    assert newest(times, at, keep) == (found[-1] if found else None)
+    assert find_newest(times, at, keep) == (found[-1] if found else None)
 
 
 @pytest.mark.parametrize("key", [b'"k"', b'"%b"' % (b"long" * 80)])
@@ -118,7 +118,7 @@ class Place(NamedTuple):
     ],
 )
 def test_fields_of_both_sides_stand_in_one_row_and_none_is_lost(left: Any, right: Any, expected: Any):
-    found = merged(left, right)
+    found = merge_fields(left, right)
     assert found == expected
     assert list(found) == list(expected), "the left's come first"
 
@@ -126,4 +126,4 @@ def test_fields_of_both_sides_stand_in_one_row_and_none_is_lost(left: Any, right
 @pytest.mark.parametrize(("left", "right"), [(5, {"a": 1}), ({"a": 1}, "text"), (None, [1]), ({3: "c"}, {"a": 1})])
 def test_rows_without_fields_need_a_merge_of_their_own(left: Any, right: Any):
     with pytest.raises(BadInput, match=r"has none with names: .* merge=lambda left, right"):
-        merged(left, right)
+        merge_fields(left, right)

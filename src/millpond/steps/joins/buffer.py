@@ -1,10 +1,10 @@
-"""The rows that a join keeps: where each lies in the state, what a batch adds to them, and what is dropped.
+"""The rows that a join stores until no partner can come: their cells, the rows of a batch, and the changes to both.
 
-A row lies in a cell of its key that is named by side, time and arrival, so that the rows near a time lie
-together and those of one time in the order in which they came:
+A row is stored in a cell of its key that is named by side, time and arrival, so that the rows near a time are
+neighbours and those of one time are in the order of arrival:
 
     l:09223372036854775818:000000000042:000000003      left, at 10, the batch's arrival and the place in it
-    {"matched":false,"row":{"order":7}}                 a side whose unmatched rows come out says what it has met
+    {"matched":false,"row":{"order":7}}                 `matched` is there if unmatched rows of the side are emitted
 """
 
 from __future__ import annotations
@@ -25,66 +25,67 @@ from millpond.steps.joins.time_bounds import SIDES
 from millpond.steps.kind import Step
 from millpond.timing import MAX_TICKS, Times, Unit, difference
 
-NEW = -1  # no place yet
+_STORED = -1  # the order of a row of an earlier batch
 _LETTERS = (b"l:", b"r:")
-_MIDDLE = 1 << 63  # added to a time, so that earlier ones sort first
-_ALONE, _MET, _PLAIN = b'{"matched":false,"row":', b'{"matched":true,"row":', b'{"row":'
+_MIDDLE = 1 << 63  # added to a time, so that negative ones sort first
+_UNMATCHED, _MATCHED, _PLAIN = b'{"matched":false,"row":', b'{"matched":true,"row":', b'{"row":'
 
 
 def first_cell(side: int, at: int) -> bytes:
-    """Not after the cells of the rows at a time or later."""
+    """Return a name that sorts before the cells of all rows at a time or later."""
     return b"%b%020d" % (_LETTERS[side], max(at + _MIDDLE, 0))
 
 
 def last_cell(side: int, at: int) -> bytes:
-    """After the cells of the rows at a time or earlier."""
+    """Return a name that sorts after the cells of all rows at a time or earlier."""
     return b"%b%020d;" % (_LETTERS[side], min(at + _MIDDLE, (1 << 64) - 1))
 
 
-class Row:
-    """A row of one side, new in this batch or kept from an earlier one."""
+class JoinRow:
+    """A row of one side, new in this batch or stored by an earlier one."""
 
-    __slots__ = ("_codec", "_row", "at", "cell", "data", "is_open", "key", "order", "side", "watched")
+    __slots__ = ("_codec", "_row", "at", "cell", "data", "is_unmatched", "is_watched", "key", "order", "side")
 
-    def __init__(self, key: bytes, side: int, at: int, cell: bytes, data: bytes, codec: Codec, row: Any = None) -> None:
-        self.key, self.side, self.at, self.cell = key, side, at, cell
+    def __init__(self, key: bytes, side: int, at: int, data: bytes, codec: Codec, row: Any = None) -> None:
+        self.key, self.side, self.at = key, side, at
+        self.cell = b""  # set when the row is stored, or was read
         self.data = data  # the row alone, encoded
-        self.watched = False  # whether its side's unmatched rows come out, so that it matters what it has met
-        self.is_open = False  # it is watched, and has met no partner
-        self.order = NEW  # of a row of this batch: the place of the input row that caused it
+        self.is_watched = False  # unmatched rows of its side are emitted, so it is stored whether it is one
+        self.is_unmatched = False  # it is watched, and has no partner yet
+        self.order = _STORED  # of a row of this batch: the order of the input row
         self._codec, self._row = codec, row
 
     @property
     def row(self) -> Any:
-        """The row, which is shared: whoever may change it takes a copy."""
+        """The row. It is shared: copy it before you change it."""
         if self._row is None:
             self._row = self._codec.decode(self.data)
         return self._row
 
     @property
     def is_new(self) -> bool:
-        return self.order != NEW
+        return self.order != _STORED
 
     def change(self, due: int) -> Change:
-        """The row as it is to lie in the state, until then."""
-        head = (_ALONE if self.is_open else _MET) if self.watched else _PLAIN
+        """Return the change that stores the row until a watermark."""
+        head = (_UNMATCHED if self.is_unmatched else _MATCHED) if self.is_watched else _PLAIN
         return Change(self.key, self.cell, b"%b%b}" % (head, self.data), min(due, MAX_TICKS))
 
-    def gone(self) -> Change:
+    def deletion(self) -> Change:
         return Change(self.key, self.cell, None)
 
 
-def kept(entry: Entry, codec: Codec) -> Row:
-    """The row that lies in a cell."""
+def stored_row(entry: Entry, codec: Codec) -> JoinRow:
+    """Return the row that is stored in a cell."""
     side, at = _LETTERS.index(entry.cell[:2]), int(entry.cell[2:22]) - _MIDDLE
-    head = next(head for head in (_PLAIN, _ALONE, _MET) if entry.value.startswith(head))
-    found = Row(entry.key, side, at, entry.cell, entry.value[len(head) : -1], codec)
-    found.watched, found.is_open = head is not _PLAIN, head is _ALONE
+    head = next(head for head in (_PLAIN, _UNMATCHED, _MATCHED) if entry.value.startswith(head))
+    found = JoinRow(entry.key, side, at, entry.value[len(head) : -1], codec)
+    found.cell, found.is_watched, found.is_unmatched = entry.cell, head is not _PLAIN, head is _UNMATCHED
     return found
 
 
-def shown(cells: Iterable[tuple[bytes, bytes]], codec: Codec) -> dict[str, list[Any]]:
-    """The rows that a key's cells hold, by side and in order of time: a join's state as a person reads it."""
+def rows_by_side(cells: Iterable[tuple[bytes, bytes]], codec: Codec) -> dict[str, list[Any]]:
+    """Return the rows in a key's cells by side, in order of time: a join's state as `app.state` shows it."""
     found: dict[str, list[Any]] = {name: [] for name in SIDES}
     for cell, value in sorted(cells):
         if cell[:2] in _LETTERS:
@@ -93,47 +94,49 @@ def shown(cells: Iterable[tuple[bytes, bytes]], codec: Codec) -> dict[str, list[
 
 
 class Arrivals:
-    """The rows of a batch, both sides, until all of them are there: only then is it seen what meets what.
+    """Collects the rows of a batch from both sides; they are matched when all have come.
 
-    Which side is pushed first, and in how many pieces, makes no difference.
+    So the order of the sides, and the pieces in which rows come, make no difference.
     """
 
-    def __init__(self, step: Step, context: StepContext, watched: Sequence[bool] = (False, False)) -> None:
-        self._step, self._context, self._watched = step, context, watched
-        self._rows: tuple[list[Row], list[Row]] = ([], [])
+    def __init__(self, step: Step, context: StepContext, emits_unmatched: Sequence[bool] = (False, False)) -> None:
+        self._step, self._context, self._emits_unmatched = step, context, emits_unmatched
+        self._rows: tuple[list[JoinRow], list[JoinRow]] = ([], [])
         self.unit: Unit | None = context.time.unit
         self._late_rows: list[Rows] = []
 
-    def take_since(self, oldest: int | None, rows: Rows, side: int) -> None:
-        """Rows of one side; those that are older than that go aside."""
+    def add_since(self, oldest: int | None, rows: Rows, side: int) -> None:
+        """Add rows of one side; those before a time are late."""
         assert rows.times is not None
         if oldest is None or not len(late := np.flatnonzero(rows.times.values < oldest)):
-            self.take(rows, side)
+            self.add(rows, side)
             return
-        self.take(rows.pick(np.flatnonzero(rows.times.values >= oldest).tolist()), side)
-        self.put_aside(rows.pick(late.tolist()), side)
+        self.add(rows.pick(np.flatnonzero(rows.times.values >= oldest).tolist()), side)
+        self.add_late(rows.pick(late.tolist()), side)
 
-    def take(self, rows: Rows, side: int) -> None:
-        """Rows of one side that are not late."""
+    def add(self, rows: Rows, side: int) -> None:
+        """Add rows of one side that are not late."""
         keys, codec = rows.keys, self._context.codec
         assert keys is not None and rows.times is not None
-        self._agree(rows.times.unit, side)
-        watched, found = self._watched[side], self._rows[side]
+        self._check_unit(rows.times.unit, side)
+        is_watched, found = self._emits_unmatched[side], self._rows[side]
         times, order, index = rows.times.values.tolist(), rows.order, keys.index
-        for i, data in enumerate(self._encoded(rows)):
+        for i, data in enumerate(self._encode_rows(rows)):
             if data is not None:
-                row = Row(keys.encoded[index[i]], side, times[i], b"", data, codec, rows.data[i])
-                row.order, row.watched, row.is_open = int(order[i]), watched, watched
+                row = JoinRow(keys.encoded[index[i]], side, times[i], data, codec, rows.data[i])
+                row.order, row.is_watched, row.is_unmatched = int(order[i]), is_watched, is_watched
                 found.append(row)
 
     def take_late_rows(self) -> list[Rows]:
         """Return the rows that came too late since the last call."""
-        taken, self._late_rows = self._late_rows, []
-        return taken
+        late, self._late_rows = self._late_rows, []
+        return late
 
-    def put_aside(self, rows: Rows, side: int, **more: Sequence[Any]) -> None:
-        """Rows that came too late for the watermark with which the batch began go to the side stream, each with its
-        own key and time."""
+    def add_late(self, rows: Rows, side: int, **more: Sequence[Any]) -> None:
+        """Add rows that came too late for the watermark with which the batch began, for the side stream.
+
+        Each keeps its key and time; `more` adds fields, with a value per row.
+        """
         began = self._context.time.start_watermark
         assert rows.keys is not None and rows.times is not None and began is not None
         times, unit = rows.times.values.tolist(), rows.times.unit
@@ -150,17 +153,17 @@ class Arrivals:
         self._late_rows.append(rows.with_data(found))
         self._context.count_late(len(found))
 
-    def timed(self, rows: Rows, side: int) -> Rows | None:
-        """The rows as objects, if they have times; if not, each of them has failed."""
+    def check_times(self, rows: Rows, side: int) -> Rows | None:
+        """Return the rows as objects if they have times. If not, each of them fails, and None is returned."""
         if rows.times is not None:
             return rows.as_objects()
         for i, row in enumerate(rows.objects()):
             self._fail(rows, i, row, BadInput(_TIMELESS.format(verb=self._step.kind, side=SIDES[side])))
         return None
 
-    def by_key(self) -> dict[bytes, tuple[list[Row], list[Row]]]:
-        """What has come, by key and side, in order of time; the order of the keys is their own."""
-        found: dict[bytes, tuple[list[Row], list[Row]]] = {}
+    def by_key(self) -> dict[bytes, tuple[list[JoinRow], list[JoinRow]]]:
+        """Return the rows by key and side, in order of time, after naming the cell of each; keys are sorted."""
+        found: dict[bytes, tuple[list[JoinRow], list[JoinRow]]] = {}
         for side, rows in enumerate(self._rows):
             rows.sort(key=lambda row: row.order)
             for n, row in enumerate(rows):
@@ -171,7 +174,7 @@ class Arrivals:
                 rows.sort(key=lambda row: row.cell)
         return dict(sorted(found.items()))
 
-    def _agree(self, unit: Unit, side: int) -> None:
+    def _check_unit(self, unit: Unit, side: int) -> None:
         if self.unit is None:
             self.unit = unit
         elif unit != self.unit:
@@ -181,8 +184,8 @@ class Arrivals:
                 f"the {SIDES[side]} where {ours} came before. Make both alike with timestamp= or with_time()"
             )
 
-    def _encoded(self, rows: Rows) -> list[bytes | None]:
-        """The rows as they are kept; one that cannot be has failed, before it meets anything."""
+    def _encode_rows(self, rows: Rows) -> list[bytes | None]:
+        """Return the rows encoded. A row that cannot be encoded fails, before it meets a partner, and is None."""
         encode = self._context.codec.encode
         try:
             return list(self._context.codec.encode_many(rows.data))
@@ -213,13 +216,13 @@ _TIMELESS = (
 )
 
 
-def nothing(unit: Unit | None) -> Rows:
-    """No rows."""
+def no_rows(unit: Unit | None) -> Rows:
+    """Return rows without any."""
     return Rows([], [], times=None if unit is None else Times([], unit), keys=Keys([], []))
 
 
-class Changes:
-    """What a batch changes of the rows that a join keeps."""
+class RowChanges:
+    """What a batch changes of the rows that a join stores. A later change of a cell replaces an earlier one."""
 
     def __init__(self) -> None:
         self._changes: dict[tuple[bytes, bytes], Change] = {}
@@ -227,12 +230,14 @@ class Changes:
     def add(self, change: Change) -> None:
         self._changes[change.key, change.cell] = change
 
-    def sorted(self) -> list[Change]:
+    def in_order(self) -> list[Change]:
         return [self._changes[at] for at in sorted(self._changes)]
 
 
-def read(context: StepContext, step: str, key: bytes, side: int, ranges: Iterable[tuple[int, int]]) -> Iterator[Row]:
-    """The rows of a key that are kept and lie in these ranges of time, in order where the ranges are."""
+def read_rows(
+    context: StepContext, step: str, key: bytes, side: int, ranges: Iterable[tuple[int, int]]
+) -> Iterator[JoinRow]:
+    """Yield the stored rows of a key and side in ranges of time, in the order of the ranges."""
     for first, last in ranges:
         for entry in context.view.range(step, key, first_cell(side, first), last_cell(side, last)):
-            yield kept(entry, context.codec)
+            yield stored_row(entry, context.codec)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from millpond.steps.joins.buffer import shown
+from millpond.steps.joins.buffer import rows_by_side
 from millpond.steps.kind import Step, StoredKey
 
 How = Literal["inner", "left", "right", "outer"]
@@ -20,9 +20,14 @@ class JoinStep(Step):
     merge: Callable[[Any, Any], Any] | None = None  # None: the output has the fields of both rows
 
     @property
+    def emits_unmatched(self) -> tuple[bool, bool]:
+        """Whether rows without a partner are emitted, of the left side and of the right."""
+        return self.how in ("left", "outer"), self.how in ("right", "outer")
+
+    @property
     def detail(self) -> dict[str, Any]:
         return {"how": self.how}
 
     @classmethod
     def show(cls, stored: StoredKey, step: Self | None) -> Any:
-        return shown(stored.cells, stored.codec)
+        return rows_by_side(stored.cells, stored.codec)

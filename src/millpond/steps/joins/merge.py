@@ -1,4 +1,4 @@
-"""What a pair becomes where the program does not say: the fields of both sides. Pure."""
+"""The default merge of a pair: the fields of both rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from millpond.steps.failure import BadInput
 SUFFIX = "_right"
 
 
-def merged(left: Any, right: Any) -> dict[str, Any]:
-    """The fields of the left row, then the right's. Fields of the right that clash and differ get `_right`.
+def merge_fields(left: Any, right: Any) -> dict[str, Any]:
+    """Return the fields of both rows, the left ones first. A field of the right that clashes and differs gets `_right`.
 
     A missing side is None and adds nothing. The values are those of the rows, not copies.
 
-    >>> merged({"id": 1, "at": 10, "n": 2}, {"id": 1, "at": 11, "paid": True})
+    >>> merge_fields({"id": 1, "at": 10, "n": 2}, {"id": 1, "at": 11, "paid": True})
     {'id': 1, 'at': 10, 'n': 2, 'at_right': 11, 'paid': True}
-    >>> merged(None, {"id": 1})
+    >>> merge_fields(None, {"id": 1})
     {'id': 1}
     """
     if left is None or right is None:
@@ -25,13 +25,13 @@ def merged(left: Any, right: Any) -> dict[str, Any]:
     found = dict(_fields(left))
     for name, value in _fields(right).items():
         # A joined row that is joined again may have a field of the new name: nothing is ever overwritten.
-        while name in found and not _same(found[name], value):
+        while name in found and not _is_same(found[name], value):
             name = f"{name}{SUFFIX}"
         found[name] = value
     return found
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     return bool(one is other or one == other)
 
 

@@ -1,4 +1,4 @@
-"""How far a row of one side reaches for partners on the other, and when none can come any more. Pure.
+"""The bounds in time of a join: which rows are partners, and when no more can come. Pure functions.
 
 A pair is a left row and a right row of one key with `left - before <= right <= left + after`:
 
@@ -21,7 +21,7 @@ SIDES = ("left", "right")
 
 
 @dataclass(frozen=True)
-class Reach:
+class TimeBounds:
     """The bounds of an interval join, in ticks."""
 
     before: int
@@ -29,29 +29,29 @@ class Reach:
     grace: int = 0
 
     def partners(self, side: int, at: int) -> tuple[int, int]:
-        """From when to when the partners of a row lie on the other side, both included.
+        """Return the first and the last time at which the other side has partners of a row.
 
-        >>> Reach(before=1, after=5).partners(LEFT, 10), Reach(before=1, after=5).partners(RIGHT, 10)
+        >>> TimeBounds(before=1, after=5).partners(LEFT, 10), TimeBounds(before=1, after=5).partners(RIGHT, 10)
         ((9, 15), (5, 11))
         """
         return (at - self.before, at + self.after) if side == LEFT else (at - self.after, at + self.before)
 
-    def leaves(self, side: int, at: int) -> int:
-        """The first watermark at which no partner can come any more: each would be late.
+    def expires_at(self, side: int, at: int) -> int:
+        """Return the first watermark at which no partner of a row can come any more: each would be late.
 
-        >>> Reach(before=1, after=5, grace=2).leaves(LEFT, 10)
+        >>> TimeBounds(before=1, after=5, grace=2).expires_at(LEFT, 10)
         18
         """
         return min(self.partners(side, at)[1] + self.grace + 1, MAX_TICKS)
 
     def is_late(self, at: int, began: int | None) -> bool:
-        """Whether a row comes when rows that it could have met may be gone."""
+        """Whether a row comes after partners of it may have expired."""
         return began is not None and at < began - self.grace
 
     def pairs(self, lefts: Sequence[int], rights: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """The pairs of two sorted lists of times, by their places.
+        """Yield the pairs of two sorted lists of times, by their places.
 
-        >>> list(Reach(before=1, after=5).pairs([10, 20], [8, 9, 15, 16, 19]))
+        >>> list(TimeBounds(before=1, after=5).pairs([10, 20], [8, 9, 15, 16, 19]))
         [(0, 1), (0, 2), (1, 4)]
         """
         for i, at in enumerate(lefts):
@@ -59,10 +59,10 @@ class Reach:
             for j in range(bisect_left(rights, first), bisect_right(rights, last)):
                 yield i, j
 
-    def windows(self, side: int, times: Iterable[int]) -> list[tuple[int, int]]:
-        """Where the partners of rows at these sorted times lie: as few ranges as hold nothing far from all of them.
+    def partner_ranges(self, side: int, times: Iterable[int]) -> list[tuple[int, int]]:
+        """Return the ranges of time with partners of rows at these sorted times; ranges that touch are merged.
 
-        >>> Reach(before=1, after=5).windows(LEFT, [10, 12, 40])
+        >>> TimeBounds(before=1, after=5).partner_ranges(LEFT, [10, 12, 40])
         [(9, 17), (39, 45)]
         """
         found: list[tuple[int, int]] = []
@@ -75,10 +75,10 @@ class Reach:
         return found
 
 
-def newest(times: Sequence[int], at: int, keep: int) -> int | None:
-    """The place of the last of some sorted times that is at or before `at`, and not more than `keep` before it.
+def find_newest(times: Sequence[int], at: int, keep: int) -> int | None:
+    """Return the place of the last of some sorted times that is at or before `at`, and not more than `keep` before it.
 
-    >>> newest([1, 4, 4, 9], at=6, keep=2), newest([1, 4], at=7, keep=2), newest([4], at=3, keep=2)
+    >>> find_newest([1, 4, 4, 9], at=6, keep=2), find_newest([1, 4], at=7, keep=2), find_newest([4], at=3, keep=2)
     (2, None, None)
     """
     place = bisect_right(times, at) - 1

@@ -26,7 +26,7 @@ from millpond.steps.failure import (
     own_copy,
     unreadable_state,
 )
-from millpond.steps.joins.merge import merged
+from millpond.steps.joins.merge import merge_fields
 from millpond.steps.kind import Step, StoredKey
 
 On = Callable[[Any], Any]  # a row to the key that it looks up
@@ -156,7 +156,7 @@ def paired(
     rows: Rows, right: Callable[[int], Any], how: str, merge: Merge | None, policy: OnError, failed: Failed
 ) -> Rows:
     """What becomes of rows and of what each of them has found: `right(i)`, a row of its own or MISSING."""
-    merge = merge or merged
+    merge = merge or merge_fields
     is_kept, is_inner = is_needed_again(policy), how == "inner"
     data: list[Any] = []
     came: list[int] = []
