@@ -23,7 +23,7 @@ MINUTES ?= 30
 SEED ?= random
 
 .PHONY: demo test lint types docs unit wheel spark kill soak model chaos chaos-spark
-.PHONY: bench bench-windows bench-life format hooks lock upgrade clean
+.PHONY: bench bench-windows bench-columns bench-life format hooks lock upgrade clean
 
 demo: .venv/run.stamp
 	@$(WITH_JAVA) $(BIN)/millpond demo
@@ -90,6 +90,10 @@ bench: .venv/dev.stamp
 
 bench-windows: .venv/dev.stamp
 	@$(WITH_JAVA) $(BIN)/python bench/windows.py
+
+# map_batch against map; needs no JVM
+bench-columns: .venv/dev.stamp
+	@$(BIN)/python bench/map_batch.py
 
 # recovery, compaction, many keys, start-up; needs no JVM
 bench-life: .venv/dev.stamp
