@@ -62,10 +62,10 @@ class Step(ABC):
 
     def start(self, context: StepContext) -> Running:
         """Return the step at work on one batch of one partition."""
-        oldest = (context.previous_detail or {}).get(UNMARKED)
-        view = self.upgraded_view(context.view, oldest, context.codec.types)
-        if not isinstance(view, UpgradedView):
+        oldest = (context.previous_detail or {}).get(UNMARKED) if self.state.is_lazy else None
+        if oldest is None:
             return self.begin(context)
+        view = UpgradedView(context.view, self.name, self.migration_from(oldest, context.codec.types))
         return RunningOverOldState(view, self.begin, context)
 
     @abstractmethod
