@@ -55,11 +55,12 @@ class UpgradedView:
         elif all(entry.cell == MARK for entry in stored):
             self._migrated[key] = None
         else:
-            made = self._migration([Change(*entry) for entry in stored])
-            self._migrated[key] = {c.cell: Entry(c.key, c.cell, c.value or b"null", c.due, c.wall) for c in made}
+            migrated = self._migration([Change(*entry) for entry in stored])
+            self._migrated[key] = {c.cell: Entry(c.key, c.cell, c.value or b"null", c.due, c.wall) for c in migrated}
         return self._migrated[key]
 
-    def _one(self, key: bytes) -> dict[bytes, Entry] | None:
+    def _cells_of(self, key: bytes) -> dict[bytes, Entry] | None:
+        """Return the cells of a key after its migration; None if it needs none."""
         self.migrate_keys([key])
         return self._migrated[key]
 
@@ -82,7 +83,7 @@ class UpgradedView:
         return found
 
     def entry(self, step: str, key: bytes, cell: bytes = b"") -> Entry | None:
-        own = self._one(key)
+        own = self._cells_of(key)
         return self._view.entry(step, key, cell) if own is None else own.get(cell)
 
     def entries(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[Entry]:
@@ -112,7 +113,7 @@ class UpgradedView:
         self, step: str, until: int, *, wall: bool = False, after: int | None = None, exclude: Container[bytes] = ()
     ) -> Iterator[Entry]:
         for entry in self._view.due(step, until, wall=wall, after=after, exclude=exclude):
-            own = self._one(entry.key)
+            own = self._cells_of(entry.key)
             found = entry if own is None else own.get(entry.cell)
             if found is not None and found[3:] == entry[3:]:  # a migration gives no cell another time
                 yield found
@@ -133,9 +134,10 @@ class UpgradedView:
         mine = {key: list(changes) for key, changes in groupby(own, lambda change: change.key)}
         self.migrate_keys(list(mine))
         migrated = {key for key, cells in self._migrated.items() if cells is not None}
-        return [change for key in sorted(mine.keys() | migrated) for change in self._of(key, mine.get(key, []))]
+        return [change for key in sorted(mine.keys() | migrated) for change in self._changes_of(key, mine.get(key, []))]
 
-    def _of(self, key: bytes, own: list[Change]) -> list[Change]:
+    def _changes_of(self, key: bytes, own: list[Change]) -> list[Change]:
+        """Return what is to be written of one key, given the step's own changes of it."""
         if key in self._newest and all(change.value is not None for change in own):
             return own
         stored = {entry.cell: Change(*entry) for entry in self._view.entries(self._step, key)}
@@ -146,14 +148,14 @@ class UpgradedView:
                 after.pop(change.cell, None)
             else:
                 after[change.cell] = change
-        made = [change for cell, change in after.items() if stored.get(cell) != change]
-        made += [Change(key, cell, None) for cell in stored if cell not in after]
+        changes = [change for cell, change in after.items() if stored.get(cell) != change]
+        changes += [Change(key, cell, None) for cell in stored if cell not in after]
         version = b"%d" % self._migration.version
         if after and (mark is None or mark.value != version):
-            made.append(Change(key, MARK, version))
+            changes.append(Change(key, MARK, version))
         elif not after and mark is not None:  # a key without state has no version
-            made.append(Change(key, MARK, None))
-        return sorted(made, key=lambda change: change.cell)
+            changes.append(Change(key, MARK, None))
+        return sorted(changes, key=lambda change: change.cell)
 
 
 class RunningOverOldState(Running):
