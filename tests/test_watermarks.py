@@ -12,7 +12,7 @@ from millpond.log.ledger import Ledger
 from millpond.messages import EventTime, ReadHeader
 from millpond.pipeline.graph import compile_program
 from millpond.storage import open_storage
-from millpond.watermarks import marks, moved
+from millpond.watermarks import node_watermarks, times_after_reading
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
@@ -176,11 +176,11 @@ def header(**newest: dict[str, int]) -> ReadHeader:
 def test_the_slowest_partition_and_the_slowest_stream_decide() -> None:
     found = program(a={"disorder": 2}, b={})
     moment = EventTime()
-    times = moved(found, moment, [header(a={"0": 100, "1": 50}), header(a={"1": 60}, b={"0": 40})])
+    times = times_after_reading(found, moment, [header(a={"0": 100, "1": 50}), header(a={"1": 60}, b={"0": 40})])
     assert times["a"].watermark == 58 and times["b"].watermark == 40
-    assert marks(found, moment, times)[-1].at == 40
-    alone = moved(found, moment, [header(a={"0": 100})])
-    assert marks(found, moment, alone)[-1].at is None  # b may still say anything
+    assert node_watermarks(found, moment, times)[-1].at == 40
+    alone = times_after_reading(found, moment, [header(a={"0": 100})])
+    assert node_watermarks(found, moment, alone)[-1].at is None  # b may still say anything
 
 
 def test_a_quiet_stream_stops_holding_the_others_back() -> None:

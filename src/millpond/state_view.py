@@ -28,13 +28,13 @@ from millpond.replica import View
 from millpond.replica.catch_up import PartitionChanges, catch_up
 from millpond.replica.cell_format import Damaged
 from millpond.replica.folders import default_home, partition_folder
-from millpond.replica.lmdb_store import close_below, forget
+from millpond.replica.lmdb_store import close_below, delete_replicas
 from millpond.steps.kind import Step, StoredKey
 from millpond.steps.registry import find_kind
 from millpond.steps.state.expiring import without_expired
 from millpond.storage import Storage
 
-Cells = list[tuple[bytes, bytes]]
+CellValues = list[tuple[bytes, bytes]]
 
 
 class _OutOfReach(Exception):
@@ -123,7 +123,7 @@ class StateView:
             )
         return find_kind(info.kind)
 
-    def _value(self, kind: type[Step], key: Any, cells: Cells, record: Record) -> Any:
+    def _value(self, kind: type[Step], key: Any, cells: CellValues, record: Record) -> Any:
         info = record.steps.get(self._name)
         detail = info.detail if info is not None else self._step.detail if self._step is not None else {}
         return kind.show(StoredKey(key, cells, self._codec, detail), self._step)
@@ -348,7 +348,7 @@ def _in_manifest(storage: Storage, where: Manifest, step: str, partition: int, k
 
 
 def forget_replicas(app: str, incarnation: str | None, place: str | None) -> None:
-    forget(place or default_home(), app, incarnation)
+    delete_replicas(place or default_home(), app, incarnation)
 
 
 def forget_files(storage: Storage, app: str, before: int) -> None:

@@ -1,4 +1,4 @@
-"""Watermarks, as pure functions: how far event time has come, for every stream and every node of a program."""
+"""Watermarks, as pure functions: the event time of every stream and of every node of a program."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ WHOLE = ""  # stands for all partitions of a source of which none is known yet
 
 
 @dataclass(frozen=True)
-class Mark:
+class Watermark:
     """The watermark of the rows that leave a node."""
 
     at: int | None = None
     unit: Unit | None = None
-    asleep: bool = False  # nothing is to be expected of it just now: it holds nothing back
+    asleep: bool = False  # no row is expected from it at the moment: it does not hold others back
 
 
-def moved(program: Program, event_time: EventTime, headers: Sequence[ReadHeader]) -> dict[str, StreamTime]:
-    """Where event time stands once the rows of some reading tasks have come."""
+def times_after_reading(
+    program: Program, event_time: EventTime, headers: Sequence[ReadHeader]
+) -> dict[str, StreamTime]:
+    """Return the event time of every stream after the rows of some reading tasks."""
     found = dict(event_time.times)
     for name, read in program.clocks.values():
         held = found.get(name, StreamTime())
@@ -55,29 +57,32 @@ def _one_unit(name: str, known: Unit | None, found: Unit | None) -> Unit | None:
     return known or found
 
 
-def marks(program: Program, event_time: EventTime, times: Mapping[str, StreamTime]) -> list[Mark]:
-    """The watermark of every node. A step's own never goes back, and lags behind by what it may still emit."""
-    found: list[Mark] = []
+def node_watermarks(program: Program, event_time: EventTime, times: Mapping[str, StreamTime]) -> list[Watermark]:
+    """Return the watermark of every node.
+
+    That of a step never goes back, and lags behind its input by the age of the rows that the step may still emit.
+    """
+    found: list[Watermark] = []
     for node in program.nodes:
         clock = program.clocks.get(node.id)
         if clock is not None:
             time = times.get(clock[0], StreamTime())
-            found.append(Mark(time.watermark, time.unit, clock[0] in event_time.asleep))
+            found.append(Watermark(time.watermark, time.unit, clock[0] in event_time.asleep))
         elif isinstance(node.op, (SideOutput, DeadLetters)):
-            before = found[node.inputs[0]] if node.inputs else Mark()
-            found.append(Mark(None, before.unit))
+            before = found[node.inputs[0]] if node.inputs else Watermark()
+            found.append(Watermark(None, before.unit))
         elif isinstance(node.op, Read):
-            found.append(Mark())
+            found.append(Watermark())
         elif isinstance(node.op, StatefulStep):
-            found.append(_after(node.op, incoming(program, event_time, found, node.id)))
+            found.append(_output_watermark(node.op, input_watermark(program, event_time, found, node.id)))
         else:
-            found.append(_together([found[i] for i in node.inputs]))
+            found.append(_lowest([found[i] for i in node.inputs]))
     return found
 
 
-def incoming(program: Program, event_time: EventTime, known: Sequence[Mark], node: int) -> Mark:
-    """The watermark of what comes to a step, from the marks of the nodes before it."""
-    found = _together([known[i] for i in program.nodes[node].inputs])
+def input_watermark(program: Program, event_time: EventTime, known: Sequence[Watermark], node: int) -> Watermark:
+    """Return the watermark of the rows that come to a step, from those of the nodes before it."""
+    found = _lowest([known[i] for i in program.nodes[node].inputs])
     op = program.nodes[node].op
     assert isinstance(op, StatefulStep)
     floor = event_time.reached.get(op.step.name)
@@ -86,7 +91,7 @@ def incoming(program: Program, event_time: EventTime, known: Sequence[Mark], nod
     return replace(found, at=floor)
 
 
-def _together(marks: list[Mark]) -> Mark:
+def _lowest(marks: list[Watermark]) -> Watermark:
     units = {mark.unit for mark in marks if mark.unit is not None}
     if len(units) > 1:
         raise InvalidUse(
@@ -97,11 +102,11 @@ def _together(marks: list[Mark]) -> Mark:
     awake = [mark for mark in marks if not mark.asleep]
     if awake:
         at = None if any(mark.at is None for mark in awake) else min(mark.at for mark in awake if mark.at is not None)
-        return Mark(at, unit)
-    return Mark(max((mark.at for mark in marks if mark.at is not None), default=None), unit, asleep=True)
+        return Watermark(at, unit)
+    return Watermark(max((mark.at for mark in marks if mark.at is not None), default=None), unit, asleep=True)
 
 
-def _after(op: StatefulStep, mark: Mark) -> Mark:
+def _output_watermark(op: StatefulStep, mark: Watermark) -> Watermark:
     if mark.at is None or mark.unit is None:
         return mark
     if op.step.watermark_lag is None:
@@ -110,20 +115,24 @@ def _after(op: StatefulStep, mark: Mark) -> Mark:
     return replace(mark, at=mark.at - lag)
 
 
-def reached(
+def reached_watermarks(
     program: Program, event_time: EventTime, times: Mapping[str, StreamTime], closed: Mapping[str, int]
 ) -> dict[str, int]:
-    """The watermark that every step has worked with, for the record; it never goes back.
+    """Return the highest watermark that every step has worked with, for the record.
 
-    The end of the input closes what is open without a watermark: what was closed so stays closed.
+    The end of the input closes everything that is open, without a watermark: `closed` keeps it closed.
     """
-    known = marks(program, event_time, times)
+    known = node_watermarks(program, event_time, times)
     found = dict(event_time.reached)
     for node in program.nodes:
         if isinstance(node.op, StatefulStep):
             name = node.op.step.name
             at = max(
-                (t for t in (incoming(program, event_time, known, node.id).at, closed.get(name)) if t is not None),
+                (
+                    t
+                    for t in (input_watermark(program, event_time, known, node.id).at, closed.get(name))
+                    if t is not None
+                ),
                 default=None,
             )
             if at is not None:
@@ -131,8 +140,8 @@ def reached(
     return found
 
 
-def began(event_time: EventTime, before: Mapping[str, StreamTime]) -> Began | None:
-    """What a record says of the moment at which its batch began; None if that follows from the record before it."""
+def event_time_entry(event_time: EventTime, before: Mapping[str, StreamTime]) -> Began | None:
+    """Return what a record says of the event time at which its batch began; None if the record before it says so."""
     moved = {name: time for name, time in event_time.times.items() if before.get(name) != time}
     idle = {name: sorted(partitions) for name, partitions in event_time.idle.items() if partitions}
     found = Began(moved, idle, sorted(event_time.asleep), event_time.final)
@@ -145,12 +154,12 @@ def is_due(
     due: Mapping[str, tuple[int | None, int | None]],
     now: float,
 ) -> bool:
-    """Whether anything is to happen although no row has come."""
-    known = marks(program, event_time, event_time.times)
+    """Return whether a timer, a window or an expiry is due although no row has come."""
+    known = node_watermarks(program, event_time, event_time.times)
     for node in program.nodes:
         if isinstance(node.op, StatefulStep):
             event, wall = due.get(node.op.step.name, (None, None))
-            at = incoming(program, event_time, known, node.id).at
+            at = input_watermark(program, event_time, known, node.id).at
             if event is not None and (event_time.final or (at is not None and at >= event)):
                 return True
             if wall is not None and wall <= now * 1_000_000:
@@ -160,7 +169,7 @@ def is_due(
 
 @dataclass
 class Quiet:
-    """Counts for how long nothing has come from each source partition.
+    """Counts for how long no row has come from each source partition.
 
     Quiet time is the time between two plans that both found nothing for a partition, and one such pair adds at most
     `longest` seconds. Time in which the app did not plan (a long batch, a retry, a full delivery queue, a stopped
@@ -183,7 +192,7 @@ class Quiet:
         only: frozenset[str] | None = None,
         unsure: frozenset[str] = frozenset(),
     ) -> EventTime:
-        """Event time as a batch begins.
+        """Return event time as a batch begins.
 
         `coming` are the partitions that the batch reads from, and `planned` is when the sources were asked, on the
         monotonic clock. `only` are the streams that were asked, if not all were. Of the streams in `unsure` a
@@ -214,7 +223,7 @@ class Quiet:
             gone = frozenset(p for p in partitions if quiet[p] >= 0)
             if gone and held.newest and held.unit is not None:
                 if gone == partitions:
-                    # Nothing comes at all: time goes on at the pace of the clock, a unit of the user's being a second.
+                    # No partition has rows: time goes on at the pace of the clock, one whole number per second.
                     pace = min(quiet.values()) * (1_000_000 if held.unit == "instant" else 1)
                     at = max(held.newest.values()) + int(pace)
                 else:
@@ -232,10 +241,10 @@ class Quiet:
 
 
 def clock_partition(name: str, read: Read, partition: str) -> str:
-    """What a partition of a source is called in the time of that name; `with_time` sets a time of its own."""
+    """Return the name of a source partition in the time `name`; a `with_time` has a time of its own."""
     return partition if name == read.stream else f"{read.stream}:{partition}"
 
 
-def at_end(mark: Mark, final: bool) -> int | None:
-    """The watermark that decides what closes."""
+def closing_watermark(mark: Watermark, final: bool) -> int | None:
+    """Return the watermark that decides what closes: at the end of the input, one after all times."""
     return MAX_TICKS if final else mark.at

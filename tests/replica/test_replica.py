@@ -277,34 +277,34 @@ CELLS = [
 
 @pytest.mark.parametrize("key, cell, value, due", CELLS)
 def test_a_cell_comes_back_whole(key, cell, value, due):
-    at = cells.place(key, cell)
-    data = cells.pack(at, key, cell, value, due)
+    at = cells.store_key(key, cell)
+    data = cells.pack_cell(at, key, cell, value, due)
     assert len(at) <= 511, "LMDB takes no longer key"
-    assert cells.unpack(at, data) == value
-    assert cells.address(at, data) == (key, cell)
-    assert at.startswith(cells.prefix(key, cell[:5]))
+    assert cells.unpack_cell(at, data) == value
+    assert cells.cell_address(at, data) == (key, cell)
+    assert at.startswith(cells.store_prefix(key, cell[:5]))
 
 
 @pytest.mark.parametrize("key, cell, value, due", CELLS)
 def test_any_flipped_bit_of_a_cell_is_noticed(key, cell, value, due):
-    at = cells.place(key, cell)
-    data = cells.pack(at, key, cell, value, due)
+    at = cells.store_key(key, cell)
+    data = cells.pack_cell(at, key, cell, value, due)
     for i in range(0, len(data), 1 if len(data) < 100 else 13):
         for bit in range(8):
             changed = data[:i] + bytes([data[i] ^ 1 << bit]) + data[i + 1 :]
             with pytest.raises(cells.Damaged):
-                cells.unpack(at, changed)
+                cells.unpack_cell(at, changed)
     for i in range(len(at)):
         with pytest.raises(cells.Damaged):
-            cells.unpack(at[:i] + bytes([at[i] ^ 1]) + at[i + 1 :], data)
+            cells.unpack_cell(at[:i] + bytes([at[i] ^ 1]) + at[i + 1 :], data)
     for size in range(min(len(data), 40)):
         with pytest.raises(cells.Damaged):
-            cells.unpack(at, data[:size])
+            cells.unpack_cell(at, data[:size])
 
 
 def test_cells_of_different_keys_have_different_places():
     parts = [b"", b"a", b"aa", b"k" * 199, b"k" * 200, b"k" * 240, b"k" * 241, LONG, LONG + b"l", LONG[:-1] + b"l"]
-    places = {cells.place(key, cell) for key in parts for cell in parts}
+    places = {cells.store_key(key, cell) for key in parts for cell in parts}
     assert len(places) == len(parts) ** 2
 
 
@@ -335,7 +335,7 @@ def test_a_value_that_is_too_short_to_be_read_is_damage(tmp_path, read):
     with lmdb.open(str(tmp_path), max_dbs=2) as store:
         databases = {name: store.open_db(name.encode()) for name in ("step:s", "due:s")}
         with store.begin(write=True) as txn:
-            txn.put(cells.place(b"1"), b"123", db=databases["step:s"])
-            txn.put(cells.by_time(5, cells.place(b"1")), b"", db=databases["due:s"])
+            txn.put(cells.store_key(b"1"), b"123", db=databases["step:s"])
+            txn.put(cells.time_entry(5, cells.store_key(b"1")), b"", db=databases["due:s"])
             with pytest.raises(cells.Damaged, match="a value of 3 bytes"):
                 READS[read](LmdbView(txn, databases, 0, {}))

@@ -51,7 +51,7 @@ from millpond.pipeline.graph import Program
 from millpond.runtimes.base import Runtime
 from millpond.sources.base import LearningSource, Limit, WaitingSource
 from millpond.storage import Storage
-from millpond.watermarks import Quiet, began, is_due, reached
+from millpond.watermarks import Quiet, event_time_entry, is_due, reached_watermarks
 
 log = logging.getLogger("millpond")
 
@@ -350,9 +350,9 @@ class Driver:
             skipped=computed.skipped,
             late=computed.late,
             watermarks=computed.times,
-            reached=reached(self.program, context.event_time, computed.times, computed.closed),
+            reached=reached_watermarks(self.program, context.event_time, computed.times, computed.closed),
             due=computed.due,
-            began=began(context.event_time, self.last.watermarks),
+            began=event_time_entry(context.event_time, self.last.watermarks),
             manifest=self.compactor.ready or self.last.manifest,
             floor=max(self.compactor.floor, self.last.floor),
         )

@@ -9,7 +9,7 @@ from typing import Any
 from millpond.clock import elapsed
 from millpond.log.jobs import ProgressCallback
 from millpond.log.rewrite import RewriteJob
-from millpond.replica.fill_progress import OFTEN
+from millpond.replica.fill_progress import REPORT_SECONDS
 from millpond.storage import Storage
 
 log = logging.getLogger("millpond")
@@ -32,7 +32,7 @@ def with_progress(each: Each, slots: int, what: str, progress: ProgressCallback 
             if progress is not None:
                 progress(len(found), len(works))
             now = elapsed()
-            if found and now - last >= OFTEN:
+            if found and now - last >= REPORT_SECONDS:
                 last = now
                 log.info("%s: %s", what, describe_progress(len(found), len(works), now - began))
             found += each(task, works[len(found) : len(found) + max(1, slots)])

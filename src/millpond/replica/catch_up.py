@@ -31,7 +31,7 @@ from millpond.log.reach import earlier_manifest
 from millpond.log.segment import Change, SegmentOrigin
 from millpond.replica import folders
 from millpond.replica.cell_format import Damaged
-from millpond.replica.fill_progress import Filling
+from millpond.replica.fill_progress import FillProgress
 from millpond.replica.lmdb_store import Changes, RecordChanges, Replaced, Stuck, build_replica, lend_replica
 from millpond.replica.view import View
 from millpond.storage import Storage
@@ -68,7 +68,7 @@ class PartitionChanges:
     def read_manifest(self, manifest: Manifest) -> Iterator[tuple[str, Changes]]:
         mine = [(step, run) for step, found in manifest.runs.items() for run in found.get(self.partition, [])]
         parts = [(step, part) for step, run in mine for part in run]
-        progress = Filling(manifest.app, self.partition, [part.file for _, part in parts])
+        progress = FillProgress(manifest.app, self.partition, [part.file for _, part in parts])
         for step, part in parts:
             yield step, segment.state_table(pointer.read_file(self.storage, part.file))
             progress.done(part.file)
@@ -186,7 +186,7 @@ def open_replica(
             yield view  # errors of the program's data may be of the kinds in _UNREADABLE: only a view raises `Damaged`
         except (Damaged, lmdb.Error) as error:
             if rebuild:
-                raise _unavailable(folder, error) from error
+                raise _replica_unavailable(folder, error) from error
             raise Damaged(str(error)) from error
 
 
@@ -221,7 +221,7 @@ def _open_view(
             trouble, rebuild = error, True
             if _is_full(error):
                 break
-    raise _unavailable(folder, trouble) from trouble
+    raise _replica_unavailable(folder, trouble) from trouble
 
 
 def _check_history(view: View, belongs: Callable[[View], bool]) -> None:
@@ -229,7 +229,7 @@ def _check_history(view: View, belongs: Callable[[View], bool]) -> None:
         raise Damaged(f"record {view.position} is of another history")
 
 
-def _unavailable(folder: Path, trouble: Exception | None) -> Unavailable:
+def _replica_unavailable(folder: Path, trouble: Exception | None) -> Unavailable:
     return Unavailable(
         f"local replica {folder}: it cannot be kept there: {trouble}. {_advice(folder, trouble)}, or choose another "
         "local_dir; the state itself is safe in the log."

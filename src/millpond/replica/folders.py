@@ -1,4 +1,4 @@
-"""Where replicas live on this host, and which of what lies there may still be trusted."""
+"""The folders of replicas on this host, and the generations of a replica in its folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_TABLE = 200  # bytes of a table's name in the name of its folder, which say
 
 
 def default_home() -> str:
-    """`MILLPOND_LOCAL_DIR`, or a folder of the user's own among the temporary files of this host."""
+    """Return `MILLPOND_LOCAL_DIR`, or a folder of this user among the temporary files of this host."""
     named = os.environ.get("MILLPOND_LOCAL_DIR")
     if named:
         return os.path.abspath(named)
@@ -54,8 +54,8 @@ def _epoch(folder: Path) -> int:
     return int(number) if found and number.isdigit() else 0
 
 
-def of_older_epochs(folder: Path) -> list[Path]:
-    """The folders beside one that hold state from before the last rewrite: nobody will ask for it again."""
+def older_epoch_folders(folder: Path) -> list[Path]:
+    """Return the folders beside one that hold state from before the last rewrite, which is not read any more."""
     epoch = _epoch(folder)
     if not epoch or not folder.parent.is_dir():
         return []
@@ -63,24 +63,24 @@ def of_older_epochs(folder: Path) -> list[Path]:
 
 
 def generations(folder: Path) -> list[int]:
-    """The generations that lie in a replica's folder and are of this boot, oldest first."""
+    """Return the numbers of the generations in a replica's folder that were built since the host booted, in order."""
     try:
         names = os.listdir(folder)
-    except OSError:  # whoever builds one there hears what is wrong
+    except OSError:  # building a store there will raise the reason
         return []
     tail = f"-{boot()}"
     return sorted(int(n[1:].split("-")[0]) for n in names if n.startswith("g") and n.endswith(tail))
 
 
-def generation(folder: Path, number: int) -> Path:
+def generation_folder(folder: Path, number: int) -> Path:
     return folder / f"g{number:06d}-{boot()}"
 
 
 @contextmanager
-def building(folder: Path) -> Iterator[Path]:
-    """A path in which to build a new generation. What is still there afterwards is removed.
+def building_folder(folder: Path) -> Iterator[Path]:
+    """Yield a path in which to build a new generation. What is still there afterwards is removed.
 
-    A lock beside it says that its process lives, so that what a killed process left is removed by the next builder.
+    A lock beside it shows that its process is alive. What a killed process has left is removed by the next builder.
     """
     _remove_unfinished(folder)
     path = folder / f"building-{new_id()}"
@@ -103,14 +103,14 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def discard_others(folder: Path, keep: Path) -> None:
-    """Remove older generations; a process that still has one open keeps its inode. A newer one may be in use."""
+    """Remove older generations, but not newer ones. A process that has one open can still read it."""
     tail = f"-{boot()}"
     for name in os.listdir(folder):
         if name.startswith("g") and (name < keep.name or not name.endswith(tail)):
             shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def below(home: str, app: str, incarnation: str | None = None) -> Path:
-    """The folder that holds all replicas of an app, or of one of its incarnations."""
+def app_folder(home: str, app: str, incarnation: str | None = None) -> Path:
+    """Return the folder of all replicas of an app, or of one of its incarnations."""
     root = Path(home, Paths(app).root)
     return root / incarnation if incarnation else root

@@ -1,8 +1,8 @@
 """Turns: one process of a host builds a store or fetches what it lacks, and the others wait for the result.
 
-A turn is a courtesy, not a lock: a process that was stopped in the middle of its turn must not stop the others. Whoever
-waits watches for signs of progress and goes ahead if there are none for `PATIENCE` seconds. Then two processes do the
-same work, each in a store of its own.
+A turn is not a lock: a process that was stopped in the middle of its turn must not stop the others. A process that
+waits watches for signs of progress, and goes ahead if there are none for `PATIENCE` seconds. Then two processes do the
+same work, each in its own store.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _held = threading.local()
 
 
 @contextmanager
-def turn(folder: Path) -> Iterator[Callable[[], None]]:
-    """Wait for a turn in a folder; yields a function to call at each bit of progress. The same thread may nest it."""
+def host_turn(folder: Path) -> Iterator[Callable[[], None]]:
+    """Wait for a turn in a folder; yield a function that reports progress to those who wait. One thread may nest it."""
     mine: dict[Path, int] = _held.__dict__.setdefault("turns", {})
     if folder in mine:
         yield lambda: os.utime(mine[folder])
@@ -46,7 +46,7 @@ def turn(folder: Path) -> Iterator[Callable[[], None]]:
 
 def _wait(file: int) -> None:
     seen, since = os.fstat(file).st_mtime_ns, elapsed()
-    while not locked(file, fcntl.LOCK_EX, 0.2):
+    while not take_lock(file, fcntl.LOCK_EX, 0.2):
         now = os.fstat(file).st_mtime_ns
         if now != seen:
             seen, since = now, elapsed()
@@ -54,8 +54,8 @@ def _wait(file: int) -> None:
             return
 
 
-def locked(file: int, how: int, patience: float) -> bool:
-    """Take a lock on a file within so many seconds; whether that worked."""
+def take_lock(file: int, how: int, patience: float) -> bool:
+    """Take a lock on a file within `patience` seconds; return whether that worked."""
     until, pause = elapsed() + patience, 0.0005
     while True:
         try:

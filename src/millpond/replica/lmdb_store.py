@@ -6,13 +6,13 @@ and what is read is compared with the reader's own ledger in the version that is
 have records of the same numbers, and may share a folder of replicas.
 
 Any process of the host may use a store: LMDB lets one write and all read, and each reads one consistent version. Locks
-are held for one transaction, never while something is fetched, and nobody waits for one longer than `PATIENCE`: the
+are held for one transaction, never while something is fetched, and no process waits for one longer than `PATIENCE`: the
 process that holds it may be stopped. A store that is new, damaged or stuck is built from the log beside the old one,
 and then renamed to be the next generation; a process that has the old files open can go on reading them.
 
 LMDB notices no flipped byte. Each value has a checksum, but a page that leads a search astray has none: a
-key that is there would seem absent. So whoever has written to a store signs it with the size and the time
-of its file, and a file that anything else has touched since is not read at all.
+key that is there would seem absent. So every writer of a store signs it with the size and the time of its
+file, and a file that anything else has touched since is not read at all.
 """
 
 from __future__ import annotations
@@ -34,11 +34,21 @@ import msgspec
 import pyarrow as pa
 
 from millpond.log.segment import Change, read_changes
-from millpond.replica import folders as home
-from millpond.replica import host_lock as turns
-from millpond.replica.bulk_load import filled
-from millpond.replica.cell_format import DUE as HAS_DUE
-from millpond.replica.cell_format import HEAD, KEY_ROOM, Damaged, as_due, as_time, by_time, pack, place, times, unpack
+from millpond.replica import folders, host_lock
+from millpond.replica.bulk_load import append_table
+from millpond.replica.cell_format import (
+    CELL_HEAD,
+    HAS_DUE,
+    KEY_ROOM,
+    Damaged,
+    cell_times,
+    pack_cell,
+    pack_time,
+    store_key,
+    time_entry,
+    unpack_cell,
+    unpack_time,
+)
 from millpond.replica.lmdb_view import CELLS, DUE, WALL, LmdbView
 from millpond.timing import MAX_TICKS
 
@@ -65,16 +75,16 @@ class RecordChanges(NamedTuple):
 
 
 class Replaced(Exception):
-    """The store is not there: nobody has built it yet, or another process has built a newer one."""
+    """The store is not there: it has not been built yet, or another process has built a newer one."""
 
 
 class Stuck(Exception):
-    """Another process holds the store's lock and does not go on."""
+    """Another process has held the store's lock for too long; it may be stopped."""
 
 
 class _Meta(msgspec.Struct):
-    """What a store says of itself: the record it stands at, and its databases: the cells of each step, and
-    those that have a time by that time.
+    """The metadata of a store: the record that it is at, and its databases: the cells of each step, and indexes of
+    those that have a time.
     """
 
     position: int = -1
@@ -127,9 +137,9 @@ class Replica:
 
     @property
     def usable(self) -> bool:
-        """Whether this handle still stands for what lies at its path, in this very process.
+        """Whether the store at the path is still the one that this process has opened.
 
-        `Damaged` if what lies there was touched by something else.
+        Raises `Damaged` if something else has touched it.
         """
         try:
             if self._pid != os.getpid() or os.stat(self._data).st_ino != self._inode:
@@ -141,21 +151,21 @@ class Replica:
         return True
 
     def move(self, path: Path) -> None:
-        """Rename the folder; what is open stays open. Fails if there is a folder of that name with something in it."""
+        """Rename the folder; what is open stays open. Fails if there is a folder of that name that is not empty."""
         os.rename(self.path, path)
         self.path, self._data = path, path / "data.mdb"
 
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:
-        """No other process looks from a write to its signature; a writer that dies in between has not signed."""
-        if not self._threads.acquire(timeout=turns.PATIENCE):
-            raise Stuck(f"another thread has not let go of {self.path} for {turns.PATIENCE:g} s")
+        """Keep other processes out between a write and its signature; a writer that dies in between has not signed."""
+        if not self._threads.acquire(timeout=host_lock.PATIENCE):
+            raise Stuck(f"another thread has not let go of {self.path} for {host_lock.PATIENCE:g} s")
         try:
             try:
                 fcntl.flock(self._signature, how | fcntl.LOCK_NB)
             except BlockingIOError:
-                if not turns.locked(self._signature, how, turns.PATIENCE):
-                    raise Stuck(f"another process has not let go of {self.path} for {turns.PATIENCE:g} s") from None
+                if not host_lock.take_lock(self._signature, how, host_lock.PATIENCE):
+                    raise Stuck(f"another process has not let go of {self.path} for {host_lock.PATIENCE:g} s") from None
             try:
                 yield
             finally:
@@ -179,7 +189,7 @@ class Replica:
 
     @contextmanager
     def view(self) -> Iterator[LmdbView]:
-        """What the replica holds now, and up to which record that is."""
+        """Yield a view of what the replica holds now."""
         with self._reading() as (txn, meta):
             if all(name in self._databases for name in meta.databases):
                 yield _view(txn, {name: self._databases[name] for name in meta.databases}, meta)
@@ -233,7 +243,7 @@ class Replica:
                 names = (DUE + step, WALL + step)
                 timed = any(name in known for name in names)
                 if isinstance(step_changes, pa.Table):
-                    if not timed and filled(txn, database(CELLS + step), step_changes):
+                    if not timed and append_table(txn, database(CELLS + step), step_changes):
                         continue
                     step_changes = read_changes(step_changes)
                 timed = timed or any(change.due is not None or change.wall is not None for change in step_changes)
@@ -247,7 +257,7 @@ class Replica:
                 else:
                     _put(txn, database(CELLS + step), step_changes)
             meta = _Meta(number, record.record, sorted(known), latest)
-            txn.put(_META, pack(_META, b"", b"", msgspec.json.encode(meta)))
+            txn.put(_META, pack_cell(_META, b"", b"", msgspec.json.encode(meta)))
         self._databases.update(opened)
         return number
 
@@ -272,38 +282,42 @@ def _view(txn: Any, databases: dict[str, Any], meta: _Meta) -> LmdbView:
 
 def _meta(txn: Any) -> _Meta:
     data = txn.get(_META)
-    return _Meta() if data is None else msgspec.json.decode(unpack(_META, data), type=_Meta)
+    return _Meta() if data is None else msgspec.json.decode(unpack_cell(_META, data), type=_Meta)
 
 
 def _put(txn: Any, database: Any, changes: Sequence[Change]) -> None:
     puts: list[tuple[bytes, bytes]] = []
-    keep, head = puts.append, HEAD.pack
+    keep, head = puts.append, CELL_HEAD.pack
     for key, cell, value, _, _ in changes:
         if value is None:
-            txn.delete(place(key, cell), db=database)
+            txn.delete(store_key(key, cell), db=database)
         elif len(key) + len(cell) < KEY_ROOM:  # `pack`, spelled out: the calls would be most of the work
             at = key + b"\x00" + cell
             keep((at, head(crc32(value, crc32(at)), 0) + value))
         else:
-            at = place(key, cell)
-            keep((at, pack(at, key, cell, value)))
+            at = store_key(key, cell)
+            keep((at, pack_cell(at, key, cell, value)))
     with txn.cursor(db=database) as cursor:
         cursor.putmulti(puts)
 
 
-_NEVER = (None, None)
+_NO_TIMES = (None, None)
 
 
-def _reader(txn: Any, database: Any, indexes: list[Any], changes: Sequence[Change]) -> Callable[[bytes], bytes | None]:
-    """What gives the bytes at a place. Cells of which much is asked are read from end to end; where all of them are to
-    go, as when all windows close, they go at once.
+def _cell_getter(
+    txn: Any, database: Any, indexes: list[Any], changes: Sequence[Change]
+) -> Callable[[bytes], bytes | None]:
+    """Return a getter of the bytes at a store key.
+
+    If most cells are needed, the database is read into memory. If all of them are deleted, as when all windows close,
+    the databases are emptied at once.
     """
     if txn.stat(database)["entries"] > 2 * len(changes):
         return lambda at: txn.get(at, None, database)
     with txn.cursor(db=database) as cursor:
         held = dict(cursor.iternext(keys=True, values=True))
     going = {
-        key + b"\x00" + cell if len(key) + len(cell) < KEY_ROOM else place(key, cell)
+        key + b"\x00" + cell if len(key) + len(cell) < KEY_ROOM else store_key(key, cell)
         for key, cell, value, _, _ in changes
         if value is None
     }
@@ -315,32 +329,32 @@ def _reader(txn: Any, database: Any, indexes: list[Any], changes: Sequence[Chang
 
 
 class _Dues(dict[int, bytes]):
-    """Event times as a value holds them."""
+    """Event times → their bytes in a value."""
 
     def __missing__(self, due: int) -> bytes:
-        found = self[due] = as_due(due)
+        found = self[due] = pack_time(due)
         return found
 
 
 class _Entries(dict[bytes, bytes]):
-    """How the entries of such a time begin in the index."""
+    """The bytes of event times in a value → the prefix of their entries in the index."""
 
     def __missing__(self, due: bytes) -> bytes:
-        found = self[due] = by_time(as_time(due)[0], b"")
+        found = self[due] = time_entry(unpack_time(due)[0], b"")
         return found
 
 
 def _put_timed(txn: Any, database: Any, indexes: list[Any], changes: Sequence[Change]) -> None:
-    """The same where cells have times: their entries in the indexes move with them."""
+    """Put changes of a step whose cells have times, and move their entries in the indexes."""
     added: tuple[list[tuple[bytes, bytes]], ...] = ([], [])
     puts: list[tuple[bytes, bytes]] = []
     moved: tuple[list[bytes], ...] = ([], [])
     gone: list[bytes] = []
-    get, head = _reader(txn, database, indexes, changes), HEAD.pack
+    get, head = _cell_getter(txn, database, indexes, changes), CELL_HEAD.pack
     dues, entries = _Dues(), _Entries()
     for key, cell, value, due, wall in changes:
         is_short = len(key) + len(cell) < KEY_ROOM
-        at = key + b"\x00" + cell if is_short else place(key, cell)
+        at = key + b"\x00" + cell if is_short else store_key(key, cell)
         old = get(at)
         # The common case, spelled out, for the calls would be most of the work: an event time and no other.
         if is_short and wall is None and (old is None or old[4] == HAS_DUE):
@@ -359,18 +373,18 @@ def _put_timed(txn: Any, database: Any, indexes: list[Any], changes: Sequence[Ch
                 value = packed + value
                 puts.append((at, head(crc32(value, crc32(at, HAS_DUE)), HAS_DUE) + value))
                 continue
-        held = _NEVER if old is None else times(old)
-        new = _NEVER if value is None else (due, wall)
+        held = _NO_TIMES if old is None else cell_times(old)
+        new = _NO_TIMES if value is None else (due, wall)
         if held != new:
             for i in (0, 1):
                 before, after = held[i], new[i]
                 if before != after:
                     if before is not None:
-                        moved[i].append(by_time(before, at))
+                        moved[i].append(time_entry(before, at))
                     if after is not None:
-                        added[i].append((by_time(after, at), b""))
+                        added[i].append((time_entry(after, at), b""))
         if value is not None:
-            puts.append((at, pack(at, key, cell, value, due, wall)))
+            puts.append((at, pack_cell(at, key, cell, value, due, wall)))
         elif old is not None:
             gone.append(at)
     for target, places in ((database, gone), (indexes[0], moved[0]), (indexes[1], moved[1])):
@@ -387,9 +401,9 @@ _opening = threading.Lock()
 
 @contextmanager
 def lend_replica(folder: Path, built: Replica | None) -> Iterator[Replica]:
-    """The replica that was built just now, or the newest there is. It stays open for the next who asks for it."""
+    """Yield the replica that was built just now, or the newest. It stays open in this process for the next use."""
     with _opening:
-        lent = _newest(folder) if built is None else built
+        lent = _open_newest(folder) if built is None else built
         lent.users += 1
         held = _open.pop(folder, None)
         if held is not None and held is not lent and held.users == 0:  # else the last one to use it closes it
@@ -407,19 +421,19 @@ def lend_replica(folder: Path, built: Replica | None) -> Iterator[Replica]:
                 lent.close()
 
 
-def _newest(folder: Path) -> Replica:
+def _open_newest(folder: Path) -> Replica:
     held = _open.get(folder)
     if held is not None and held.usable:
         return held
     _close_removed()
-    numbers = home.generations(folder)
+    numbers = folders.generations(folder)
     if not numbers:
         raise Replaced("it has not been built")
-    return Replica(home.generation(folder, numbers[-1]), create=False)
+    return Replica(folders.generation_folder(folder, numbers[-1]), create=False)
 
 
 def _close_removed() -> None:
-    """Close the stores that another process has removed: an open file takes room until it is closed."""
+    """Close stores that another process has removed: an open file takes up space until it is closed."""
     for folder in [folder for folder, held in _open.items() if held.users == 0 and not held.path.exists()]:
         _open.pop(folder).close()
 
@@ -430,19 +444,19 @@ def build_replica(folder: Path, records: Iterator[RecordChanges]) -> Replica:
     That record may be all of a manifest, and take minutes to fetch. `Replaced` if another process has built one
     meanwhile.
     """
-    before = max(home.generations(folder), default=0)
-    with _file_errors(), turns.turn(folder) as progress, home.building(folder) as path:
+    before = max(folders.generations(folder), default=0)
+    with _file_errors(), host_lock.host_turn(folder) as progress, folders.building_folder(folder) as path:
         _check_newest(folder, before)
         replica = Replica(path)
         try:
-            replica.apply(_watched(islice(records, 1), progress))
+            replica.apply(_report_progress(islice(records, 1), progress))
             _check_newest(folder, before)
-            replica.move(home.generation(folder, before + 1))
+            replica.move(folders.generation_folder(folder, before + 1))
         except BaseException:
             replica.close()
             raise
-        home.discard_others(folder, replica.path)
-    for older in home.of_older_epochs(folder):
+        folders.discard_others(folder, replica.path)
+    for older in folders.older_epoch_folders(folder):
         with _opening:
             found = _open.get(older)
             if found is None or found.users == 0:
@@ -453,11 +467,11 @@ def build_replica(folder: Path, records: Iterator[RecordChanges]) -> Replica:
 
 
 def _check_newest(folder: Path, number: int) -> None:
-    if max(home.generations(folder), default=0) > number:
+    if max(folders.generations(folder), default=0) > number:
         raise Replaced("another process has built it")
 
 
-def _watched(records: Iterable[RecordChanges], progress: Callable[[], None]) -> Iterator[RecordChanges]:
+def _report_progress(records: Iterable[RecordChanges], progress: Callable[[], None]) -> Iterator[RecordChanges]:
     def watched(changes: Iterable[tuple[str, Changes]]) -> Iterator[tuple[str, Changes]]:
         for piece in changes:
             progress()
@@ -469,25 +483,25 @@ def _watched(records: Iterable[RecordChanges], progress: Callable[[], None]) -> 
         yield record if isinstance(changes, Mapping) else record._replace(changes=watched(changes))
 
 
-def close_below(place: str | Path) -> None:
-    """Close the stores below a folder that this process has open."""
+def close_below(store_key: str | Path) -> None:
+    """Close the stores below a folder that are open in this process."""
     with _opening:
-        for folder in [folder for folder in _open if folder.is_relative_to(place)]:
+        for folder in [folder for folder in _open if folder.is_relative_to(store_key)]:
             held = _open.pop(folder)
             if held.users == 0:
                 held.close()
 
 
-def forget(place: str, app: str, incarnation: str | None = None) -> None:
-    """Delete an app's replicas on this host; they come back from the log when they are needed."""
-    target = home.below(place, app, incarnation)
+def delete_replicas(store_key: str, app: str, incarnation: str | None = None) -> None:
+    """Delete an app's replicas on this host; they are built from the log again when they are needed."""
+    target = folders.app_folder(store_key, app, incarnation)
     close_below(target)  # or their files would take room and descriptors until the process ends
     shutil.rmtree(target, ignore_errors=True)
 
 
 @contextmanager
 def _file_errors() -> Iterator[None]:
-    """What the file system says of a store, as one of the reasons to build another."""
+    """Turn errors of the file system into `Replaced` or `Damaged`, the reasons to build another store."""
     try:
         yield
     except FileNotFoundError as error:

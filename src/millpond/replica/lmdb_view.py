@@ -7,21 +7,21 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-from millpond.replica.cell_format import DUE as HAS_DUE
 from millpond.replica.cell_format import (
-    HEAD,
+    CELL_HEAD,
+    HAS_DUE,
     KEY_ROOM,
     Damaged,
-    address,
-    as_due,
-    as_time,
-    by_time,
-    of_time,
-    place,
-    prefix,
-    read,
-    times,
-    unpack,
+    cell_address,
+    cell_times,
+    pack_time,
+    read_cell,
+    split_time_entry,
+    store_key,
+    store_prefix,
+    time_entry,
+    unpack_cell,
+    unpack_time,
 )
 from millpond.replica.view import Entry
 from millpond.timing import MAX_TICKS
@@ -48,23 +48,23 @@ class LmdbView:
         database = self._databases.get(step)
         if database is None:
             return None
-        at = place(key, cell)
+        at = store_key(key, cell)
         data = self._txn.get(at, db=database)
         if data is None:
             self._check_absent(self._txn.cursor(db=database), [at])
             return None
-        return unpack(at, data)
+        return unpack_cell(at, data)
 
     def get_many(self, step: str, keys: Sequence[bytes]) -> list[bytes | None]:
         database = self._databases.get(step)
         if database is None:
             return [None] * len(keys)
-        return self._values(database, [key + _NUL if len(key) < KEY_ROOM else place(key) for key in keys])
+        return self._values(database, [key + _NUL if len(key) < KEY_ROOM else store_key(key) for key in keys])
 
     def _values(self, database: Any, places: list[bytes]) -> list[bytes | None]:
         get, absent = self._txn.get, []
         found: list[bytes | None] = []
-        keep, head = found.append, HEAD.unpack_from
+        keep, head = found.append, CELL_HEAD.unpack_from
         for at in places:
             data = get(at, None, database)
             if data is None:
@@ -77,7 +77,7 @@ class LmdbView:
             except struct.error:
                 raise Damaged(f"a value of {len(data)} bytes") from None
             if flags & ~HAS_DUE:
-                keep(unpack(at, data))
+                keep(unpack_cell(at, data))
                 continue
             value = data[5:]
             if crc32(value, crc32(at, flags)) != check:
@@ -91,34 +91,34 @@ class LmdbView:
         database = self._databases.get(step)
         if database is None:
             return [None] * len(keys)
-        return self._values(database, list(map(place, keys, cells)))
+        return self._values(database, list(map(store_key, keys, cells)))
 
     def entry(self, step: str, key: bytes, cell: bytes = b"") -> Entry | None:
         database = self._databases.get(step)
         if database is None:
             return None
-        at = place(key, cell)
+        at = store_key(key, cell)
         data = self._txn.get(at, db=database)
         if data is None:
             self._check_absent(self._txn.cursor(db=database), [at])
             return None
-        return Entry(key, cell, unpack(at, data), *times(data))
+        return Entry(key, cell, unpack_cell(at, data), *cell_times(data))
 
     def entries(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[Entry]:
         database = self._databases.get(step)
         if database is None:
             return
-        start = b"" if key is None else prefix(key, cell)
+        start = b"" if key is None else store_prefix(key, cell)
         cursor = self._txn.cursor(db=database)
         if not cursor.set_range(start):
             return
         for at, data in cursor:
             if not at.startswith(start):
                 return
-            value = unpack(at, data)
-            found_key, found_cell = address(at, data)
+            value = unpack_cell(at, data)
+            found_key, found_cell = cell_address(at, data)
             if found_cell.startswith(cell) and (key is None or found_key == key):
-                yield Entry(found_key, found_cell, value, *times(data))
+                yield Entry(found_key, found_cell, value, *cell_times(data))
 
     def scan(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[tuple[bytes, bytes, bytes]]:
         return ((entry.key, entry.cell, entry.value) for entry in self.entries(step, key, cell))
@@ -127,29 +127,29 @@ class LmdbView:
         database = self._databases.get(step)
         if database is None:
             return
-        own, end = prefix(key), place(key, last)
+        own, end = store_prefix(key), store_key(key, last)
         cursor = self._txn.cursor(db=database)
-        if not cursor.set_range(place(key, first)):
+        if not cursor.set_range(store_key(key, first)):
             return
         for at, data in cursor:
             if at > end or not at.startswith(own):
                 return
-            value = unpack(at, data)
-            yield Entry(*address(at, data), value, *times(data))
+            value = unpack_cell(at, data)
+            yield Entry(*cell_address(at, data), value, *cell_times(data))
 
     def last(self, step: str, key: bytes, first: bytes, last: bytes) -> Entry | None:
         database = self._databases.get(step)
         if database is None:
             return None
-        end, cursor = place(key, last), self._txn.cursor(db=database)
+        end, cursor = store_key(key, last), self._txn.cursor(db=database)
         found = cursor.set_range(end)
         if not (found and cursor.key() == end) and not (cursor.prev() if found else cursor.last()):
             return None
         at, data = cursor.item()
-        value = unpack(at, data)
-        if at < place(key, first) or not at.startswith(prefix(key)):
+        value = unpack_cell(at, data)
+        if at < store_key(key, first) or not at.startswith(store_prefix(key)):
             return None
-        return Entry(*address(at, data), value, *times(data))
+        return Entry(*cell_address(at, data), value, *cell_times(data))
 
     def has_times(self, step: str) -> bool:
         return DUE + step in self._by_time
@@ -164,19 +164,19 @@ class LmdbView:
         if index is None:
             return
         cursor = self._txn.cursor(db=index)
-        if not (cursor.first() if after is None else cursor.set_range(by_time(after + 1, b""))):
+        if not (cursor.first() if after is None else cursor.set_range(time_entry(after + 1, b""))):
             return
         get = self._txn.get
         for entry in cursor.iternext(keys=True, values=False):
             if len(entry) < 8:
                 raise Damaged(f"an entry of {len(entry)} bytes in an index by time")
-            time, at = of_time(entry)
+            time, at = split_time_entry(entry)
             if time > until:
                 return
             if at in exclude:
                 continue
             data = get(at, None, cells)
-            found = None if data is None else Entry._make(read(at, data))
+            found = None if data is None else Entry._make(read_cell(at, data))
             if found is None or found[4 if wall else 3] != time:
                 raise Damaged(f"the index by time of {at[:80]!r}")
             yield found
@@ -190,8 +190,8 @@ class LmdbView:
         index, database = self._by_time.get(DUE + step), self._databases.get(step)
         if index is None:
             return keys, cells, values
-        get, head, bound = self._txn.get, HEAD.unpack_from, by_time(until, b"")
-        times: dict[bytes, bytes] = {}  # a time as a value holds it → as the index does
+        get, head, bound = self._txn.get, CELL_HEAD.unpack_from, time_entry(until, b"")
+        cell_times: dict[bytes, bytes] = {}  # a time as a value holds it → as the index does
         for entry in self._txn.cursor(db=index).iternext(keys=True, values=False):
             if entry[:8] > bound:
                 break
@@ -212,11 +212,11 @@ class LmdbView:
                 key, _, cell = at.partition(_NUL)
                 packed, value = value[:8], value[8:]
             else:
-                key, cell, value, due, _ = read(at, data)
-                packed = b"" if due is None else as_due(due)
-            if packed and packed not in times:
-                times[packed] = by_time(as_time(packed)[0], b"")
-            if entry[:8] != times.get(packed):
+                key, cell, value, due, _ = read_cell(at, data)
+                packed = b"" if due is None else pack_time(due)
+            if packed and packed not in cell_times:
+                cell_times[packed] = time_entry(unpack_time(packed)[0], b"")
+            if entry[:8] != cell_times.get(packed):
                 raise Damaged(f"the index by time of {at[:80]!r}")
             keys.append(key)
             cells.append(cell)
@@ -243,9 +243,9 @@ class LmdbView:
                 after, data = cursor.item()
                 if after <= at:
                     raise Damaged(f"order around {at[:80]!r}")
-                unpack(after, data)
+                unpack_cell(after, data)
             if cursor.prev() if found else cursor.last():
                 before, data = cursor.item()
                 if before >= at:
                     raise Damaged(f"order around {at[:80]!r}")
-                unpack(before, data)
+                unpack_cell(before, data)

@@ -40,7 +40,7 @@ from millpond.task.router import Router
 from millpond.task.tables import DamagedTable, TaskTables
 from millpond.task.tools import TASK_FAILURES, Tools, failure_of
 from millpond.timing import MAX_TICKS
-from millpond.watermarks import marks, moved
+from millpond.watermarks import node_watermarks, times_after_reading
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class KeyedTask:
         for exchange, pieces in carried.items():
             arrived.setdefault(exchange, []).extend(_fetch(tools.storage, piece) for piece in pieces)
         if context.event_time.ends is None:  # the first stage knows it from the headers of the reading tasks
-            ends = moved(program, context.event_time, headers)
+            ends = times_after_reading(program, context.event_time, headers)
             context = replace(context, event_time=replace(context.event_time, ends=ends))
         folder = partition_folder(context.home, context.log, self.partition)
         changes = PartitionChanges(tools.storage, self.partition)
@@ -133,7 +133,7 @@ class KeyedTask:
             raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {base}")
         router = Router(program, context, self.stage, tools.clock)
         ends = context.event_time.ends or {}
-        router.begin(view, marks(program, context.event_time, ends), partial(tables.reader, view))
+        router.begin(view, node_watermarks(program, context.event_time, ends), partial(tables.reader, view))
         for exchange, blobs in arrived.items():
             for rows in unpack_in_order(blobs, router.codec):
                 router.arrive(exchange, rows)

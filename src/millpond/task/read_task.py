@@ -29,13 +29,13 @@ from millpond.task.tools import TASK_FAILURES, Tools, failure_of
 UNLIMITED = 1 << 62  # rows
 MOST_BLOB_BYTES = 1 << 30  # Spark cannot move 2 GiB from one task to one partition
 
-Item = tuple[int, Any]  # a partition, and a ReadHeader or (task, nonce, number, exchange, blob)
+TaskItem = tuple[int, Any]  # a partition, and a ReadHeader or (task, nonce, number, exchange, blob)
 _NO_POSITION = object()
 
 
 def read_task(
     program: Program, context: BatchContext, task: int, planned: list[PlannedSplit], tools: Tools | None = None
-) -> Iterator[Item]:
+) -> Iterator[TaskItem]:
     """Read splits, run what comes before `key_by`, and yield a header and blobs for every partition."""
     reading = _ReadTask(program, context, tools or Tools.of(context))
     refuse_forks()
@@ -51,7 +51,7 @@ def read_task(
 
 def read_rows_task(
     program: Program, context: BatchContext, task: int, stream: str, place: int, chunks: Iterable[Chunk]
-) -> Iterator[Item]:
+) -> Iterator[TaskItem]:
     """Do the same for rows that someone else reads, as a streaming DataFrame does."""
     reading = _ReadTask(program, context, Tools.of(context))
     refuse_forks()
@@ -85,7 +85,7 @@ class _ReadTask:
         return rows
 
     def read_chunks(self, stream: str, place: int, chunks: Iterable[Chunk]) -> None:
-        """Read all rows of some chunks; how far they are read is known to whoever gives them."""
+        """Read all rows of some chunks; their reader knows the position after them."""
         rows, _, _ = self._push(stream, place, chunks)
         self._progress.append(ReadProgress(stream, "", None, rows))
 
@@ -127,7 +127,7 @@ class _ReadTask:
         self._progress = []
         self._output = TaskOutput(failure=failure_of(error, self._context.batch))
 
-    def items(self, task: int) -> Iterator[Item]:
+    def items(self, task: int) -> Iterator[TaskItem]:
         """Return the header and the blobs of the first stage for every partition."""
         stages, times = self._program.stages, self._router.times_read
         by_exchange = {} if self._output.failure is not None else self._router.outbox.blobs

@@ -27,7 +27,7 @@ from millpond.task.decode import ChunkDecoder, TimesRead
 from millpond.task.outbox import Outbox
 from millpond.task.timestamps import TimeReader
 from millpond.timing import Times
-from millpond.watermarks import Mark, at_end, clock_partition, incoming, marks
+from millpond.watermarks import Watermark, clock_partition, closing_watermark, input_watermark, node_watermarks
 
 
 class Router:
@@ -48,9 +48,9 @@ class Router:
         self.ended: dict[int, int | None] = {}  # node of a step → the watermark of its input as the batch ends
 
     @cached_property
-    def _began(self) -> list[Mark]:
+    def _began(self) -> list[Watermark]:
         """The watermarks of all nodes as the batch began."""
-        return marks(self.program, self.context.event_time, self.context.event_time.times)
+        return node_watermarks(self.program, self.context.event_time, self.context.event_time.times)
 
     # --- from node to node ---
 
@@ -230,7 +230,7 @@ class Router:
 
     # --- steps with state ---
 
-    def begin(self, view: View, ends: list[Mark], tables: Callable[[str], TableReader]) -> None:
+    def begin(self, view: View, ends: list[Watermark], tables: Callable[[str], TableReader]) -> None:
         """Start the steps of this stage; `ends` are the watermarks of all nodes as the batch ends.
 
         `tables(step)` returns the reader of a table that a task of an earlier stage has changed.
@@ -239,13 +239,13 @@ class Router:
         for node in self.program.nodes:
             if isinstance(node.op, g.StatefulStep) and self.program.stages[node.id] == self.stage:
                 step = node.op.step
-                began = incoming(self.program, event_time, self._began, node.id)
-                end = incoming(self.program, event_time, ends, node.id)
+                began = input_watermark(self.program, event_time, self._began, node.id)
+                end = input_watermark(self.program, event_time, ends, node.id)
                 time = BatchTime(
                     now=context.now,
                     unit=end.unit,
                     start_watermark=began.at,
-                    end_watermark=at_end(end, event_time.final),
+                    end_watermark=closing_watermark(end, event_time.final),
                     expiry_watermark=end.at,
                     is_final=event_time.final,
                 )

@@ -11,7 +11,7 @@ from millpond.codec import encode_key, partition_of, partitions_of
 from millpond.rows.rows import Keys, Rows
 
 
-def spread(rows: Rows, partitions: int) -> Rows:
+def spread_rows(rows: Rows, partitions: int) -> Rows:
     """The rows with a key for the way: what one input row has caused stays together, the rest is dealt out."""
     index = np.asarray(rows.order, dtype=np.int64) % partitions
     return Rows(rows.data, rows.order, form=rows.form, times=rows.times, keys=Keys(_one_of_each(partitions), index))
@@ -29,7 +29,7 @@ def _one_of_each(partitions: int) -> list[bytes]:
     return [found[partition] for partition in range(partitions)]
 
 
-def split_by_partition(rows: Rows, partitions: int) -> dict[int, Rows]:
+def rows_by_partition(rows: Rows, partitions: int) -> dict[int, Rows]:
     """Return the keyed rows of each partition that owns any of their keys, in their order."""
     assert rows.keys is not None
     if partitions == 1:

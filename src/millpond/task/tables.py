@@ -19,7 +19,7 @@ from millpond.replica import View
 from millpond.replica.catch_up import catch_up, read_segment_changes
 from millpond.replica.cell_format import Damaged
 from millpond.replica.folders import table_folder
-from millpond.replica.host_lock import turn
+from millpond.replica.host_lock import host_turn
 from millpond.steps.base import TableReader
 from millpond.steps.state.lazy_migration import UNMARKED
 from millpond.steps.state.migration import MARK
@@ -74,7 +74,7 @@ class TaskTables:
         with ExitStack() as stack:
             for step in steps:
                 folder, changes = table_folder(self.context.home, log, step), TableChanges(storage, step)
-                with turn(folder), catch_up(storage, log, folder, changes, rebuild=step in rebuild):
+                with host_turn(folder), catch_up(storage, log, folder, changes, rebuild=step in rebuild):
                     pass  # one process of the host reads what is missing; the others find it there
                 view = stack.enter_context(catch_up(storage, log, folder, changes))
                 if view.position != log.number:

@@ -46,7 +46,7 @@ class TimeReader:
             raise BadInput(f"timestamp: {error}") from error
 
     def all(self, rows: Rows) -> Times | None:
-        """The times of all rows at once; nothing if that cannot be done, and then each row tells why."""
+        """Return the times of all rows at once, or None if they have to be read one by one."""
         if self.field is None or len(rows) == 0:
             return None
         try:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from millpond.aggregations import Aggregation
 from millpond.codec import decode_keys
 from millpond.log.segment import Change
-from millpond.replica.cell_format import place as place_of
+from millpond.replica.cell_format import store_key as place_of
 from millpond.rows.rows import ENDING, Keys, Rows
 from millpond.steps.state.single import make_change
 from millpond.steps.windows.cell_names import extent_of, window_cell
