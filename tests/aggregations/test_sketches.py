@@ -18,6 +18,8 @@ import millpond as mp
 from millpond.aggregations import Aggregation, result_of
 from millpond.codec import Codec
 
+pytest.importorskip("datasketches", reason="datasketches has no wheel for this Python")
+
 codec = Codec()
 
 
