@@ -12,9 +12,9 @@ from millpond.pipeline import graph as g
 from millpond.pipeline import joins
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, StepSettings, step_settings
-from millpond.pipeline.stream import Frame, On, Stream, batch_operator, check_function, concurrent
+from millpond.pipeline.stream import Frame, On, Out, R, Stream, batch_operator, check_function, concurrent
 from millpond.pipeline.table import LookupOptions, Table, add_lookup
-from millpond.pipeline.windowed import GivenWindow, WindowedStream, check_window
+from millpond.pipeline.windowed import GivenWindow, K, WindowedStream, check_window
 from millpond.rows.fields import FieldReader
 from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError
@@ -41,9 +41,6 @@ from millpond.steps.windows.triggers import Trigger, on_close
 from millpond.steps.windows.window_step import By, Fires, Panes
 from millpond.timing import duration
 
-R = TypeVar("R")
-K = TypeVar("K")
-Out = TypeVar("Out")
 S = TypeVar("S")
 
 _ON_CLOSE = on_close()

@@ -8,6 +8,7 @@ from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, step_settings
+from millpond.pipeline.stream import R, Stream
 from millpond.steps.windows.definitions import TIMED, Counting, Session, Sliding, Window, checked_grace
 from millpond.steps.windows.panes import PANE_FIELDS, RETRACTED
 from millpond.steps.windows.triggers import Trigger
@@ -16,10 +17,8 @@ from millpond.timing import Duration
 
 if TYPE_CHECKING:
     from millpond.pipeline.keyed import KeyedStream
-    from millpond.pipeline.stream import Stream
 
 K = TypeVar("K")
-R = TypeVar("R")
 
 _FIELDS = (*PANE_FIELDS, RETRACTED)
 
@@ -114,7 +113,7 @@ class WindowedStream(Generic[K, R]):
 
     @property
     def late(self) -> Stream[dict[str, Any]]:
-        """The rows that missed a window, as `{row, key, late_by, missed}`; what they did not miss, they count in."""
+        """The rows that missed a window, as `{row, key, late_by, missed}`. They count in those that are still open."""
         if self._aggregated is None:
             raise InvalidUse(
                 f"window({self._name!r}).late: call aggregate(…) first; a row is late for what is made of its window"
