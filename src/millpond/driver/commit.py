@@ -1,9 +1,9 @@
 """The commit protocol: one batch in six steps, each a named crash point.
 
-    1. plan         read on from where the newest record says
+    1. plan         ask the sources what follows the positions of the newest record
     2. compute      every partition catches up, runs its steps, writes segments, returns pointers
-    3. commit       record N: state, outputs and positions become true together, or none of them
-    4. deliver      each sink takes the outputs of N from the segments, under an id that is N's for ever
+    3. commit       record N: state, outputs and positions count together, or none of them
+    4. deliver      each sink takes the outputs of N from the segments, under an id that belongs to N for ever
     5. acknowledge  streaming DataFrames may go on; the next record says what was delivered
     6. tidy         what only this batch needed is removed
 
@@ -42,7 +42,7 @@ from millpond.driver.settings import Controls, DriverSettings, Hook, StepName
 from millpond.driver.table_bootstrap import TableBootstrap
 from millpond.errors import InvalidUse, Unavailable
 from millpond.log.compaction import CompactionSettings, Compactor
-from millpond.log.compaction_job import merge_partition as merged_runs
+from millpond.log.compaction_job import merge_partition
 from millpond.log.jobs import JobLost, ProgressCallback
 from millpond.log.record import Record
 from millpond.log.rewrite import Rewriter
@@ -82,7 +82,7 @@ class Driver:
         self.compactor = Compactor(
             owner.id,
             owner.ledger,
-            lambda jobs: runtime.each(merged_runs, jobs),
+            lambda jobs: runtime.each(merge_partition, jobs),
             CompactionSettings(settings.keep, settings.compact_every, settings.threaded),
             lambda when: self._at("compact", when),
         )
@@ -176,11 +176,7 @@ class Driver:
         self._bootstrap.note_read(sum(computed.rows.values()), self._limit)
         self._ahead.note(computed.fills(self._limit))
         if computed.empty and not plan.offers:  # an offer is accepted even if there is no row in it
-            return (
-                self._batch(limit, final)
-                if self._bootstrap.finish_phase(plan.only, self.runtime, plan.asked)
-                else False
-            )
+            return self._batch(limit, final) if self._is_phase_over(plan) else False
         record = self._commit(plan, computed)
         self._deliver(record)
         self._acknowledge(plan)
@@ -202,9 +198,7 @@ class Driver:
     def _plan(self, limit: Limit, final: bool) -> BatchPlan | None:
         self._at("plan", "before")
         plan = self._plan_once(limit)
-        while (
-            not plan.planned and not plan.offers and self._bootstrap.finish_phase(plan.only, self.runtime, plan.asked)
-        ):
+        while not plan.planned and not plan.offers and self._is_phase_over(plan):
             plan = self._plan_once(limit)
         plan.event_time = self._event_time(plan, final)
         self._at("plan", "during")
@@ -213,6 +207,10 @@ class Driver:
         self._at("plan", "after")
         due = is_due(self.program, plan.event_time, self.last.due, plan.now)
         return plan if plan.planned or plan.offers or due else None
+
+    def _is_phase_over(self, plan: BatchPlan) -> bool:
+        """Return whether the streams of tables are read to their end, so that other streams are read now."""
+        return self._bootstrap.finish_phase(plan.only, self.runtime, plan.asked)
 
     def _plan_once(self, limit: Limit) -> BatchPlan:
         now, only = self.clock.now(), self._bootstrap.streams(self.clock.monotonic())

@@ -1,8 +1,8 @@
-"""Reading ahead: while one batch meets its state, the rows of the next are read already.
+"""Reading ahead: while the keyed tasks of one batch run, the rows of the next are read already.
 
-What the next batch reads follows from how far this one has read, which its reading tasks tell before its keyed
-tasks have begun. So the next plan is no guess: it is used if the ledger then stands where it was made for, and thrown
-away if not. Nothing of what was read ahead counts before its batch is committed, like everything else.
+The reading tasks of a batch report how far they have read before its keyed tasks begin, and the next plan starts there.
+It is used if the ledger then has exactly these positions, and dropped otherwise. What was read ahead counts, as
+everything else, only when its batch is committed.
 
 A driver reads ahead only while it is behind: a stream that keeps up has nothing to read ahead, and pays nothing.
 """
@@ -23,27 +23,27 @@ from millpond.steps.verbs.late_split import LateSplit
 
 @dataclass
 class ReadAhead:
-    """At most one batch is read ahead of the one that is at work."""
+    """Reads at most one batch ahead of the one that is computed."""
 
     program: Program
     runtime: Runtime
     _plan: BatchPlan | None = None  # with its reading
-    _for: tuple[int, Positions] | None = None  # the batch, and where every stream stands as it begins
+    _for: tuple[int, Positions] | None = None  # the batch, and the positions that it begins at
     _behind: bool = False
 
     def __post_init__(self) -> None:
         ours = all(isinstance(n.op, Read) and isinstance(n.op.source, Source) for n in self.program.reads.values())
         judges = any(
             isinstance(node.op, LateSplit) for node in self.program.nodes
-        )  # of rows, by a watermark not yet known
+        )  # which need a watermark that is not known yet
         self._possible = ours and not judges
 
     def note(self, behind: bool) -> None:
-        """Whether the last batch had as much to read as it could take."""
+        """Take note whether the last batch read as much as it could."""
         self._behind = behind
 
     def take(self, batch: int, positions: Positions) -> BatchPlan | None:
-        """The plan of a batch that begins where these positions are, if it was read ahead."""
+        """Return the plan of a batch that begins at these positions, if it was read ahead; None otherwise."""
         plan = self._plan
         if self._for != (batch, positions):
             self.drop()
@@ -52,7 +52,7 @@ class ReadAhead:
         return plan
 
     def read(self, plan: BatchPlan, context: BatchContext) -> Reading | None:
-        """The rows of a batch that is about to begin, read on their own, so that the one after it can be planned."""
+        """Start the reading tasks of a batch in a job of their own, so that the next batch can be planned early."""
         if plan.reading is not None or not self._behind or not self._is_possible(plan, context):
             return plan.reading
         return self.runtime.read(self.program, context, group_splits(plan.planned, self.runtime.slots))
@@ -65,7 +65,7 @@ class ReadAhead:
         positions: Positions,
         next_plan: Callable[[Positions], BatchPlan],
     ) -> None:
-        """Read the batch after the one that is about to meet its state."""
+        """Plan and start to read the batch after the one that is about to be computed."""
         self.drop()
         if not self._is_possible(plan, context):
             return
@@ -84,13 +84,13 @@ class ReadAhead:
             self._plan, self._for = following, (context.batch, after)
 
     def drop(self) -> None:
-        """Give up what was read."""
+        """Give up what was read ahead."""
         if self._plan is not None and self._plan.reading is not None:
             self._plan.reading.drop()
         self._plan = self._for = None
 
     def _is_possible(self, plan: BatchPlan, context: BatchContext) -> bool:
-        """Whether the tasks that read the next batch know already what they need to know."""
+        """Return whether the reading tasks of the next batch have all that they need already."""
         if not self._possible or plan.only is not None or not plan.planned or plan.event_time.final:
             return False
         times = context.event_time.times
@@ -98,15 +98,15 @@ class ReadAhead:
 
 
 def progress_of(headers: Iterable[ReadHeader]) -> list[ReadProgress] | None:
-    """How far reading tasks have come, by what they say; nothing if one failed."""
-    told = list(headers)
-    if any(header.output is not None and header.output.failure is not None for header in told):
+    """Return how far reading tasks have read, from their headers; None if one failed."""
+    found = list(headers)
+    if any(header.output is not None and header.output.failure is not None for header in found):
         return None
-    return [moved for header in told for moved in header.progress]
+    return [moved for header in found for moved in header.progress]
 
 
 def advance_positions(positions: Positions, progress: list[ReadProgress]) -> Positions:
-    """Where every stream stands once some reading is done."""
+    """Return the positions after some reading is done."""
     after = {stream: dict(places) for stream, places in positions.items()}
     for item in progress:
         if item.place or item.position is not None:

@@ -240,6 +240,10 @@ class Targets:
                 gone[name] = [record for record in gone[name] if record.number in certain[name]]
         for name in [name for name, records in gone.items() if not records]:
             del gone[name]
+        self._log_lost(gone, last)
+        return {name: records[::-1] for name, records in gone.items()}
+
+    def _log_lost(self, gone: dict[str, list[Record]], last: Record) -> None:
         for name, records in gone.items():
             log.warning(
                 "%s: sink %r: %s has lost what was delivered of batches %d to %d; it is delivered again",
@@ -249,7 +253,6 @@ class Targets:
                 records[-1].number,
                 records[0].number,
             )
-        return {name: records[::-1] for name, records in gone.items()}
 
     def _is_same_target(self, name: str, last: Record) -> bool:
         return last.targets.get(name) == self.fingerprints[name]
