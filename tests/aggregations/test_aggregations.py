@@ -390,7 +390,7 @@ def test_an_initial_value_that_cannot_be_stored_is_refused_at_once():
 def test_without_merge_an_aggregation_cannot_join_sessions():
     rows = mp.aggregation(initial=0, update=lambda acc, row: acc + 1)
     assert not rows.can_merge
-    with pytest.raises(InvalidUse, match=r"two sessions join here, which needs merge=; give a function of two"):
+    with pytest.raises(InvalidUse, match=r"two sessions are merged here, which needs merge=; give a function of two"):
         rows.merge(1, 2)
 
 

@@ -170,7 +170,7 @@ def test_a_quantile_is_of_finite_numbers(value):
 
 
 def test_a_value_that_cannot_be_written_down_is_refused():
-    with pytest.raises(mp.errors.InvalidUse, match=r"approx_distinct\(\): expected values that can be written down"):
+    with pytest.raises(mp.errors.InvalidUse, match=r"approx_distinct\(\): expected values that can be encoded"):
         total(mp.approx_distinct(), [object()])
 
 

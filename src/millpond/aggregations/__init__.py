@@ -1,18 +1,17 @@
 """Aggregations: many rows to one value, by four small functions.
 
-    initial() -> acc               nothing seen yet
-    update(acc, row, time) -> acc  one more row, and its event time
-    result(acc) -> value           what it comes to
-    merge(acc, acc) -> acc         two into one, where sessions join; the one that began earlier comes first
+    initial() -> acc               before any row
+    update(acc, row, time) -> acc  after one more row, with its event time
+    result(acc) -> value           the value to show
+    merge(acc, acc) -> acc         two accumulators as one; the one that began earlier comes first
 
-Accumulators are plain values that can be encoded: they are state, stored between batches. `update` and
-`merge` may change what they are given, so hand them an accumulator of your own, and use only what they
-return. When one raises, throw the accumulator away and read it again. Rows that are kept and results that
-are returned are copies: nothing outside shares an accumulator's insides.
+Accumulators are plain values that can be encoded: they are stored between batches. `update` and `merge` may change
+their arguments, so pass an accumulator that is not shared, and use only what they return. If one raises, discard the
+accumulator and read it again. Stored rows and returned results are copies: nothing else shares parts of an accumulator.
 
-Nulls: `count(field)` counts what is not null, `sum`, `mean`, `min`, `max`, `quantile` and `approx_distinct`
-pass over nulls, the others take them like any value. Of nothing, `count`, `sum` and `approx_distinct` are 0,
-`collect`, `distinct` and `top` are empty, and the rest are `None`.
+Nulls: `count(field)` counts what is not null; `sum`, `mean`, `min`, `max`, `quantile` and `approx_distinct` skip
+nulls; the others take them like any value. Without rows, `count`, `sum` and `approx_distinct` are 0, `collect`,
+`distinct` and `top` are empty, and the rest are None.
 """
 
 from millpond.aggregations.arrivals import collect, distinct, earliest, first, last, latest

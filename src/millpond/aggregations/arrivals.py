@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millpond.aggregations.base import Aggregation, Field, labelled, only, reader, repr_with_type
+from millpond.aggregations.base import Aggregation, Field, make_label, reader, repr_with_type, single_value
 from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
 
-_FIRST = register_kind(AccumulatorKind(name="first", result=only, example=lambda: first(), is_pure=True))
+_FIRST = register_kind(AccumulatorKind(name="first", result=single_value, example=lambda: first(), is_pure=True))
 _LAST = register_kind(
-    AccumulatorKind(name="last", result=only, example=lambda: last(), is_pure=True, merges_by_last=True)
+    AccumulatorKind(name="last", result=single_value, example=lambda: last(), is_pure=True, merges_by_last=True)
 )
 _EARLIEST = register_kind(
-    AccumulatorKind(name="earliest", result=only, example=lambda: earliest(), is_pure=True, needs_time=True)
+    AccumulatorKind(name="earliest", result=single_value, example=lambda: earliest(), is_pure=True, needs_time=True)
 )
 _LATEST = register_kind(
-    AccumulatorKind(name="latest", result=only, example=lambda: latest(), is_pure=True, needs_time=True)
+    AccumulatorKind(name="latest", result=single_value, example=lambda: latest(), is_pure=True, needs_time=True)
 )
 _COLLECT = register_kind(
     AccumulatorKind(name="collect", result=copy_value, example=lambda: collect(), is_collecting=True)
@@ -33,11 +33,11 @@ def first(field: Field = None) -> Aggregation:
     >>> mp.first("page")
     mp.first('page')
     """
-    label = labelled("first", field)
+    label = make_label("first", field)
     read = reader(label, field)
 
     def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
-        value = read(row)  # a row without the field is a mistake, also where its value would not be kept
+        value = read(row)  # a row without the field must fail, even if its value would not be stored
         return acc or [copy_value(value)]
 
     return Aggregation("first", label, list, update, _FIRST.result, lambda a, b: a or b, field=field)
@@ -50,7 +50,7 @@ def last(field: Field = None) -> Aggregation:
     >>> mp.last("page")
     mp.last('page')
     """
-    label = labelled("last", field)
+    label = make_label("last", field)
     read = reader(label, field)
 
     def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
@@ -86,7 +86,7 @@ def collect(field: Field = None) -> Aggregation:
     >>> mp.collect("sku")
     mp.collect('sku')
     """
-    label = labelled("collect", field)
+    label = make_label("collect", field)
     read = reader(label, field)
 
     def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
@@ -103,7 +103,7 @@ def distinct(field: Field = None) -> Aggregation:
     >>> mp.distinct("country")
     mp.distinct('country')
     """
-    label = labelled("distinct", field)
+    label = make_label("distinct", field)
     read = reader(label, field)
 
     def update(acc: dict[Any, None], row: Any, time: Any) -> dict[Any, None]:
@@ -111,7 +111,7 @@ def distinct(field: Field = None) -> Aggregation:
 
     def add(acc: dict[Any, None], value: Any) -> dict[Any, None]:
         try:
-            # No NaN equals another, so it is kept only if there is none.
+            # No NaN equals another, so one is added only if there is none yet.
             if value == value or all(known == known for known in acc):
                 acc.setdefault(value)
         except TypeError:
@@ -130,8 +130,8 @@ def distinct(field: Field = None) -> Aggregation:
 
 
 def _by_time(kind: AccumulatorKind, field: Field, beats: Callable[[Any, Any], bool]) -> Aggregation:
-    """The accumulator is empty, or the time and the value of one row."""
-    label = labelled(kind.name, field)
+    """Return an aggregation whose accumulator is empty, or the time and the value of one row."""
+    label = make_label(kind.name, field)
     read = reader(label, field)
 
     def update(acc: list[Any], row: Any, time: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What an aggregation is, and how it reads its field of a row."""
+"""The value that defines an aggregation, and how it reads its field of a row."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class NoSuchField(MissingField, InvalidUse):
 class Aggregation:
     """Four functions under a name, and for some a fifth. Made by `mp.count`, `mp.sum`, … or `mp.aggregation`.
 
-    `kind` says which accumulators are of the same make: state can be read by it without the program that
-    wrote it. `can_merge` is false for an aggregation of the user's own without `merge`. `field` is what it reads
-    of a row, as it was given. `retract` is the inverse of `update`: it takes a row out of an accumulator that it was
-    put into, and is None where that cannot be done.
+    `kind` is stored with the accumulators, so that they can be read without the program that wrote them. `can_merge`
+    is False for an aggregation of the user's own without `merge`. `field` is what it reads of a row, as it was given.
+    `retract` is the inverse of `update`: it takes a row out of an accumulator that it was added to; None if that is
+    impossible.
 
     >>> import millpond as mp
     >>> spent = mp.sum("amount")
@@ -51,7 +51,7 @@ class Aggregation:
 
 
 def reader(where: str, field: Field) -> Callable[[Any], Any]:
-    """A function that reads the field of a row."""
+    """Return a function that reads the field of a row."""
     if field is None:
         return lambda row: row
     if callable(field):
@@ -80,7 +80,7 @@ def incomparable(label: str, value: Any, error: TypeError) -> InvalidUse:
     )
 
 
-def labelled(kind: str, field: Field) -> str:
+def make_label(kind: str, field: Field) -> str:
     return f"{kind}({'' if field is None else show(field)})"
 
 
@@ -93,6 +93,6 @@ def repr_with_type(value: Any) -> str:
     return f"{short_repr(value)} ({type(value).__name__})"
 
 
-def only(acc: list[Any]) -> Any:
-    """The result of an accumulator that is empty or ends with one value."""
+def single_value(acc: list[Any]) -> Any:
+    """Return a copy of the last value of an accumulator; None if it is empty."""
     return copy_value(acc[-1]) if acc else None

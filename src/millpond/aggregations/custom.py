@@ -1,4 +1,4 @@
-"""`aggregation`: one of the user's own."""
+"""`aggregation`: an aggregation of the user's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ register_kind(
     AccumulatorKind(
         name=CUSTOM,
         result=copy_value,
-        # Without the program nobody can add rows, or merge but by showing both.
+        # Without the program no rows can be added, and two accumulators can only be shown side by side.
         example=lambda: aggregation(initial=list, update=_add_nothing, merge=lambda a, b: [a, b]),
     )
 )
@@ -33,10 +33,10 @@ def aggregation(
 ) -> Aggregation:
     """An aggregation of your own.
 
-    `initial` is a value, copied each time, or a function that makes one. `update(acc, row)` returns the
-    accumulator with the row in it, a new one or the same one changed. `result(acc)` is what goes out; without
-    it, the accumulator. `merge(acc, acc)` is needed for session and sliding windows. `retract(acc, row)` returns
-    the accumulator without a row that it was given before; it is needed where rows come from `panes="retract"`.
+    `initial` is a value, copied each time, or a function that returns one. `update(acc, row)` returns the accumulator
+    with the row in it, a new one or the same one changed. `result(acc)` is what goes out; without it, the accumulator
+    does. `merge(acc, acc)` is needed for session and sliding windows. `retract(acc, row)` returns the accumulator
+    without a row that was added before; it is needed for rows that come from `panes="retract"`.
 
     >>> import millpond as mp
     >>> product = mp.aggregation(initial=1, update=lambda acc, row: acc * row["factor"])
@@ -47,7 +47,7 @@ def aggregation(
         if not callable(function) and (name == "update" or function is not None):
             raise InvalidUse(f"aggregation({name}=): expected a function, got {function!r}")
     if not callable(initial):
-        copy_value(initial)  # what cannot be stored is refused here and now, not at the first row
+        copy_value(initial)  # a value that cannot be stored is refused here, not at the first row
     read = result or (lambda acc: acc)
     return Aggregation(
         CUSTOM,
@@ -67,13 +67,13 @@ def _add_nothing(acc: Any, row: Any) -> Any:
 
 def _cannot_merge(a: Any, b: Any) -> Any:
     raise InvalidUse(
-        "aggregation(…): two sessions join here, which needs merge=; give a function of two accumulators "
+        "aggregation(…): two sessions are merged here, which needs merge=; give a function of two accumulators "
         "that returns one, the accumulator that began earlier comes first"
     )
 
 
 def _independent(value: Any) -> Any:
-    """A copy, so that a result does not change when the accumulator does; what has none goes out as it is."""
+    """Return a copy, so that results do not change with the accumulator; the value itself if it cannot be copied."""
     try:
         return copy_value(value)
     except NotEncodable:

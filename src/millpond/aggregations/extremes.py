@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millpond.aggregations.base import Aggregation, Field, incomparable, labelled, only, reader, show
+from millpond.aggregations.base import Aggregation, Field, incomparable, make_label, reader, show, single_value
 from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
 
-_MIN = register_kind(AccumulatorKind(name="min", result=only, example=lambda: min(), is_pure=True, is_vectorised=True))
-_MAX = register_kind(AccumulatorKind(name="max", result=only, example=lambda: max(), is_pure=True, is_vectorised=True))
+_MIN = register_kind(
+    AccumulatorKind(name="min", result=single_value, example=lambda: min(), is_pure=True, is_vectorised=True)
+)
+_MAX = register_kind(
+    AccumulatorKind(name="max", result=single_value, example=lambda: max(), is_pure=True, is_vectorised=True)
+)
 _TOP = register_kind(
     AccumulatorKind(
         name="top", result=lambda acc: [copy_value(value) for _, value in acc], example=lambda: top(1 << 30)
@@ -20,7 +24,7 @@ _TOP = register_kind(
 
 
 def min(field: Field = None) -> Aggregation:
-    """The least value; nulls and NaN are passed over.
+    """The least value; nulls and NaN are skipped.
 
     >>> import millpond as mp
     >>> mp.min("price")
@@ -30,7 +34,7 @@ def min(field: Field = None) -> Aggregation:
 
 
 def max(field: Field = None) -> Aggregation:
-    """The greatest value; nulls and NaN are passed over.
+    """The greatest value; nulls and NaN are skipped.
 
     >>> import millpond as mp
     >>> mp.max("price")
@@ -42,8 +46,8 @@ def max(field: Field = None) -> Aggregation:
 def top(k: int, field: Field = None, *, by: Field = None) -> Aggregation:
     """The k greatest values, or rows, greatest first; of equal ones those that arrived first.
 
-    `by` says what is compared, a field or a function of the row; without it, the values themselves. What
-    compares as null is passed over.
+    `by` is what is compared, a field or a function of the row; without it, the values themselves. Rows for which it
+    is null are skipped.
 
     >>> import millpond as mp
     >>> mp.top(3, by="amount")
@@ -61,7 +65,7 @@ def top(k: int, field: Field = None, *, by: Field = None) -> Aggregation:
         if new is None or new != new:
             return acc
         place = len(acc)
-        try:  # from the least up: most rows are below it, and what is equal came earlier and stays before
+        try:  # from the least up: most rows are below it; equal values came earlier and stay before
             while place and acc[place - 1][0] < new:
                 place -= 1
         except TypeError as error:
@@ -78,7 +82,7 @@ def top(k: int, field: Field = None, *, by: Field = None) -> Aggregation:
 
 
 def _extreme(kind: AccumulatorKind, field: Field, beats: Callable[[Any, Any], bool]) -> Aggregation:
-    label = labelled(kind.name, field)
+    label = make_label(kind.name, field)
     read = reader(label, field)
 
     def better(acc: list[Any], value: Any) -> list[Any]:

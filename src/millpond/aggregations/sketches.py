@@ -1,8 +1,8 @@
-"""`quantile` and `approx_distinct`: answers about many values from a few kilobytes, by Apache DataSketches.
+"""`quantile` and `approx_distinct`: estimates over many values from a few kilobytes, by Apache DataSketches.
 
-Both are exact while the values are few, both give the same answer for the same rows in the same order,
-however they were cut into batches, and `approx_distinct` in any order. So of the quantile sketches it is the
-t-digest: the others of the library draw lots.
+Both are exact for few values. Both give the same result for the same rows in the same order, whatever the batches;
+`approx_distinct` in any order. For this reason the quantile sketch is the t-digest: the other ones of the library are
+randomised.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from millpond.aggregations.base import Aggregation, Field, labelled, reader, repr_with_type, show
+from millpond.aggregations.base import Aggregation, Field, make_label, reader, repr_with_type, show
 from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.codec import Codec, NotEncodable, encode_key
 from millpond.errors import InvalidUse
 
-_KEPT = 256  # so many values are kept as they are, and so many at a time go into the digest
+_EXACT_VALUES = 256  # stored as they are; when there are more, all of them go into the digest
 _DIGEST = 400  # centroids, about: with half as many, ranks were off by 2 percent instead of 1
 _LG_BUCKETS = 12  # 4,096 buckets of a byte: a standard error of 1.6 percent
 
@@ -27,11 +27,10 @@ _codec = Codec()
 
 
 def quantile(q: float, field: Field = None) -> Aggregation:
-    """About the value that a share `q` of the values does not exceed: `quantile(0.5)` is the median.
+    """An estimate of the value that a share `q` of the values does not exceed: `quantile(0.5)` is the median.
 
-    Exact up to 256 values, between two of them on the straight line; of more it is a value whose rank is right to
-    about one percent of all values, and closer near 0 and 1. A float, whatever came. Nulls and NaN are
-    passed over.
+    Exact up to 256 values, interpolated between neighbours. For more, the rank of the result is right to about one
+    percent of all values, and closer near 0 and 1. Always a float. Nulls and NaN are skipped.
 
     >>> import millpond as mp
     >>> median = mp.quantile(0.5, "ms")
@@ -52,7 +51,7 @@ def quantile(q: float, field: Field = None) -> Aggregation:
         value = read(row)
         if value is None:
             return acc
-        number = _number(label, value)
+        number = _as_number(label, value)
         if number == number:
             insort(acc[2], number)
             _fold(acc)
@@ -69,16 +68,16 @@ def quantile(q: float, field: Field = None) -> Aggregation:
         return _fold(a)
 
     def result(acc: list[Any]) -> Any:
-        return _quantile([q, *acc[1:]])
+        return _quantile_result([q, *acc[1:]])
 
     return Aggregation("quantile", label, lambda: [q, None, []], update, result, merge, field=field)
 
 
 def approx_distinct(field: Field = None) -> Aggregation:
-    """About how many different values there are; a whole number.
+    """An estimate of how many different values there are; a whole number.
 
-    Exact for a few hundred; of more, two answers in three are within 1.6 percent, and nearly all within 5. The
-    order of the rows changes nothing. 1 is 1.0, as everywhere in Python. Nulls are passed over.
+    Exact for a few hundred values. For more, two results in three are within 1.6 percent, and nearly all within 5. The
+    order of the rows makes no difference. 1 equals 1.0, as in Python. Nulls are skipped.
 
     >>> import millpond as mp
     >>> visitors = mp.approx_distinct("user")
@@ -88,9 +87,9 @@ def approx_distinct(field: Field = None) -> Aggregation:
     >>> visitors.result(acc)
     2
     """
-    label = labelled("approx_distinct", field)
+    label = make_label("approx_distinct", field)
     read = reader(label, field)
-    _library(label)  # if it is missing, that is said here and now
+    _library(label)  # if it is missing, fail when the program is written
 
     def update(acc: bytes | None, row: Any, time: Any) -> bytes | None:
         value = read(row)
@@ -101,7 +100,7 @@ def approx_distinct(field: Field = None) -> Aggregation:
             sketch = library.hll_sketch(_LG_BUCKETS, library.tgt_hll_type.HLL_8)
         else:
             sketch = library.hll_sketch.deserialize(acc)
-        sketch.update(_text(label, value))
+        sketch.update(_as_text(label, value))
         return bytes(sketch.serialize_compact())
 
     def merge(a: bytes | None, b: bytes | None) -> bytes | None:
@@ -110,10 +109,10 @@ def approx_distinct(field: Field = None) -> Aggregation:
         both = _union(a, b).get_result(_library(label).tgt_hll_type.HLL_8)
         return bytes(both.serialize_compact())
 
-    return Aggregation("approx_distinct", label, lambda: None, update, _distinct, merge, field=field)
+    return Aggregation("approx_distinct", label, lambda: None, update, _distinct_result, merge, field=field)
 
 
-def _number(label: str, value: Any) -> float:
+def _as_number(label: str, value: Any) -> float:
     if isinstance(value, int | float | Decimal):
         try:
             number = float(value)
@@ -128,8 +127,8 @@ def _number(label: str, value: Any) -> float:
 
 
 def _fold(acc: list[Any]) -> list[Any]:
-    """Values that have become too many go into the digest."""
-    if len(acc[2]) > _KEPT:
+    """Move the values into the digest if they are too many."""
+    if len(acc[2]) > _EXACT_VALUES:
         digests = _library("quantile").tdigest_double
         digest = digests.deserialize(acc[1]) if acc[1] else digests(_DIGEST)
         digest.update(np.array(acc[2], dtype=np.float64))
@@ -137,7 +136,7 @@ def _fold(acc: list[Any]) -> list[Any]:
     return acc
 
 
-def _quantile(acc: list[Any]) -> float | None:
+def _quantile_result(acc: list[Any]) -> float | None:
     q, digest, values = acc
     if digest is None:
         if not values:
@@ -151,8 +150,8 @@ def _quantile(acc: list[Any]) -> float | None:
     return float(whole.get_quantile(q))
 
 
-def _distinct(acc: bytes | None) -> int:
-    # Twice: the estimate of a union goes by the buckets alone, where that of one sketch goes by the order, too.
+def _distinct_result(acc: bytes | None) -> int:
+    # A union with itself: its estimate depends on the buckets alone, that of one sketch also on the order of the rows.
     return 0 if acc is None else round(_union(acc, acc).get_estimate())
 
 
@@ -164,8 +163,8 @@ def _union(*sketches: bytes) -> Any:
     return union
 
 
-def _text(label: str, value: Any) -> str:
-    """What a value is told from others by."""
+def _as_text(label: str, value: Any) -> str:
+    """Return a text that is the same for equal values only."""
     if type(value) is bool or (type(value) is float and value.is_integer()):
         value = int(value)
     try:
@@ -176,7 +175,7 @@ def _text(label: str, value: Any) -> str:
         return _codec.encode(value).decode()
     except NotEncodable as error:
         raise InvalidUse(
-            f"{label}: expected values that can be written down, got {repr_with_type(value)} ({error}); "
+            f"{label}: expected values that can be encoded, got {repr_with_type(value)} ({error}); "
             "name a field, or give a function"
         ) from None
 
@@ -192,5 +191,5 @@ def _library(label: str) -> Any:
     return datasketches
 
 
-register_kind(AccumulatorKind(name="quantile", result=_quantile, example=lambda: quantile(0.5)))
-register_kind(AccumulatorKind(name="approx_distinct", result=_distinct, example=lambda: approx_distinct()))
+register_kind(AccumulatorKind(name="quantile", result=_quantile_result, example=lambda: quantile(0.5)))
+register_kind(AccumulatorKind(name="approx_distinct", result=_distinct_result, example=lambda: approx_distinct()))

@@ -6,7 +6,7 @@ from datetime import timedelta
 from decimal import Context, Decimal
 from typing import Any
 
-from millpond.aggregations.base import Aggregation, Field, labelled, reader, repr_with_type
+from millpond.aggregations.base import Aggregation, Field, make_label, reader, repr_with_type
 from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.errors import InvalidUse
 
@@ -44,7 +44,7 @@ def count(field: Field = None) -> Aggregation:
     >>> mp.count("email")
     mp.count('email')
     """
-    label = labelled("count", field)
+    label = make_label("count", field)
     read = reader(label, field)
 
     def update(acc: int, row: Any, time: Any) -> int:
@@ -59,13 +59,13 @@ def count(field: Field = None) -> Aggregation:
 
 
 def sum(field: Field = None) -> Aggregation:
-    """The sum of numbers, Decimals or timedeltas; exact for ints and Decimals. Nulls are passed over.
+    """The sum of numbers, Decimals or timedeltas; exact for ints and Decimals. Nulls are skipped.
 
     >>> import millpond as mp
     >>> mp.sum(lambda row: row["price"] * row["n"])
     mp.sum(<function>)
     """
-    label = labelled("sum", field)
+    label = make_label("sum", field)
     read = reader(label, field)
 
     def update(acc: Any, row: Any, time: Any) -> Any:
@@ -89,7 +89,7 @@ def mean(field: Field = None) -> Aggregation:
     >>> mp.mean("age")
     mp.mean('age')
     """
-    label = labelled("mean", field)
+    label = make_label("mean", field)
     read = reader(label, field)
 
     def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
@@ -110,7 +110,7 @@ def mean(field: Field = None) -> Aggregation:
 
 
 def _negative(value: Any) -> Any:
-    """A number with its sign changed and not rounded; what is no number is left for `_add` to refuse."""
+    """Return a number with its sign changed, not rounded; other values as they are, for `_add` to refuse."""
     if isinstance(value, Decimal):
         return value.copy_negate()
     return -value if isinstance(value, _NUMBERS) else value

@@ -9,7 +9,7 @@ from millpond.errors import InvalidUse
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, step_settings
 from millpond.pipeline.stream import R, Stream
-from millpond.steps.windows.definitions import TIMED, Counting, Session, Sliding, Window, checked_grace
+from millpond.steps.windows.definitions import TIMED, Counting, Session, Sliding, Window, check_grace
 from millpond.steps.windows.panes import PANE_FIELDS, RETRACTED
 from millpond.steps.windows.triggers import Trigger
 from millpond.steps.windows.window_step import By, Fires, Panes, WindowStep
@@ -142,7 +142,7 @@ def check_window(name: str, given: GivenWindow) -> WindowOptions:
         raise InvalidUse(f'{where}, clock: {window!r} goes by no time; leave clock="key" out')
     return {
         "window": window,
-        "grace": checked_grace(given["grace"], window, where),
+        "grace": check_grace(given["grace"], window, where),
         "trigger": trigger,
         "panes": given["panes"],
         "fires": given["fires"],

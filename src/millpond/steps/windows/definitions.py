@@ -20,7 +20,7 @@ from millpond.errors import InvalidUse
 from millpond.timing import Duration, duration
 
 NO_GRACE: int = 0
-"""A `grace=` that is none: what comes after a window has closed is late.
+"""A `grace=` of zero: a window closes when the watermark reaches its end, and rows that come later are late.
 
 >>> import millpond as mp
 >>> visits = mp.App("a").stream("visits", mp.sources.rows([]), timestamp="at").key_by("user")
@@ -30,7 +30,7 @@ NO_GRACE: int = 0
 
 @dataclass(frozen=True)
 class Hopping:
-    """`[start, end)` of one size, a new one every so often; tumbling where that is the size."""
+    """`[start, end)` of one size, a new one after each `every`; tumbling if that is the size."""
 
     label: str
     size: Duration
@@ -43,7 +43,7 @@ class Hopping:
 
 @dataclass(frozen=True)
 class Session:
-    """From a first row to a last one, as long as no two that follow each other are further apart than the gap."""
+    """From a first row to a last one, with no pause longer than the gap between two rows."""
 
     label: str
     gap: Duration
@@ -65,7 +65,7 @@ class Sliding:
 
 @dataclass(frozen=True)
 class Global:
-    """One window for ever."""
+    """One window that never ends."""
 
     label: str
 
@@ -75,7 +75,7 @@ class Global:
 
 @dataclass(frozen=True)
 class Counting:
-    """So many rows of a key, in the order of arrival; a new one every so many rows."""
+    """`size` rows of a key, in the order of arrival; a new one every `every` rows."""
 
     label: str
     size: int
@@ -90,7 +90,7 @@ TIMED = (Hopping, Session, Sliding)
 
 
 def tumbling(size: str | int | timedelta, offset: str | int | timedelta = 0) -> Hopping:
-    """Windows of one size, one after the other: `[start, end)`. They begin at `offset` after a whole multiple.
+    """Windows of one size, one after the other: `[start, end)`. They start at multiples of the size, plus `offset`.
 
     >>> import millpond as mp
     >>> mp.tumbling("1d", offset="6h")
@@ -102,7 +102,7 @@ def tumbling(size: str | int | timedelta, offset: str | int | timedelta = 0) -> 
 
 
 def hopping(size: str | int | timedelta, every: str | int | timedelta, offset: str | int | timedelta = 0) -> Hopping:
-    """Windows of one size, a new one `every` so often: `[start, end)`. They overlap, and a row is in several.
+    """Windows of one size that start at each multiple of `every`: `[start, end)`. They overlap; a row is in several.
 
     >>> import millpond as mp
     >>> mp.hopping("1h", every="10m")
@@ -110,19 +110,19 @@ def hopping(size: str | int | timedelta, every: str | int | timedelta, offset: s
     """
     shown = f"mp.hopping({size!r}, every={every!r}{f', offset={offset!r}' if offset else ''})"
     length, hop = _positive(size, "hopping(size)"), _positive(every, "hopping(every)")
-    _alike(hop, length, "hopping(every)")
+    _check_same_unit(hop, length, "hopping(every)")
     if hop > length:  # type: ignore[operator]
         raise InvalidUse(
-            f"hopping(every): expected a hop that is not larger than the size {size!r}, got {every!r}; between two "
-            "windows there would be rows that belong to none. Make the size at least the hop."
+            f"hopping(every): expected a hop that is not larger than the size {size!r}, got {every!r}; rows "
+            "between two windows would belong to none. Make the size at least the hop."
         )
     return Hopping(shown, length, hop, _offset(offset, hop, "hopping(offset)"))
 
 
 def session(gap: str | int | timedelta) -> Session:
-    """Windows from a first row to a last one, ended by a longer pause than `gap`; a pause of just the gap is within.
+    """Windows from a first row to a last one, ended by a pause longer than `gap`; a pause of exactly the gap is within.
 
-    A row that comes late and lies between two sessions joins them.
+    A row that comes late and is between two sessions, near both, merges them.
 
     >>> import millpond as mp
     >>> mp.session("30m")
@@ -142,7 +142,7 @@ def sliding(size: str | int | timedelta) -> Sliding:
 
 
 def global_window() -> Global:
-    """One window for all rows of a key. It closes at the end of the input, so give it a trigger as a rule.
+    """One window for all rows of a key. It closes only at the end of the input, so it usually needs a trigger.
 
     >>> import millpond as mp
     >>> mp.global_window()
@@ -160,17 +160,17 @@ def count_tumbling(n: int) -> Counting:
     >>> mp.count_tumbling(100)
     mp.count_tumbling(100)
     """
-    return Counting(f"mp.count_tumbling({n!r})", _whole(n, "count_tumbling(n)"), n)
+    return Counting(f"mp.count_tumbling({n!r})", _check_count(n, "count_tumbling(n)"), n)
 
 
 def count_hopping(n: int, every: int) -> Counting:
-    """Windows of n rows of a key, a new one every so many rows.
+    """Windows of n rows of a key, a new one every `every` rows.
 
     >>> import millpond as mp
     >>> mp.count_hopping(100, every=10)
     mp.count_hopping(100, every=10)
     """
-    size, hop = _whole(n, "count_hopping(n)"), _whole(every, "count_hopping(every)")
+    size, hop = _check_count(n, "count_hopping(n)"), _check_count(every, "count_hopping(every)")
     if hop > size:
         raise InvalidUse(
             f"count_hopping(every): expected a hop that is not larger than the size {n}, got {every}; between two "
@@ -186,22 +186,22 @@ def count_sliding(n: int) -> Counting:
     >>> mp.count_sliding(3)
     mp.count_sliding(3)
     """
-    return Counting(f"mp.count_sliding({n!r})", _whole(n, "count_sliding(n)"), 1)
+    return Counting(f"mp.count_sliding({n!r})", _check_count(n, "count_sliding(n)"), 1)
 
 
 class _Missing:
-    """A `grace=` that nobody has given."""
+    """A `grace=` that was not given."""
 
 
 MISSING: Any = _Missing()
 
 
-def checked_grace(grace: Any, window: Window, where: str) -> Duration:
-    """The grace of a window, if there has to be one and there is one."""
+def check_grace(grace: Any, window: Window, where: str) -> Duration:
+    """Return the grace of a window. Windows by time need one, others must have none."""
     if not isinstance(window, TIMED):
         if grace is not MISSING:
             raise InvalidUse(
-                f"{where}: {window!r} goes by no time, so it takes no grace, got grace={grace!r}; leave it out"
+                f"{where}: {window!r} does not go by time, so it takes no grace, got grace={grace!r}; leave it out"
             )
         return 0
     if grace is MISSING or grace is None:
@@ -212,18 +212,18 @@ def checked_grace(grace: Any, window: Window, where: str) -> Duration:
     found = duration(grace, f"{where}, grace")
     size = window.gap if isinstance(window, Session) else window.size
     if found:
-        _alike(found, size, f"{where}, grace")
+        _check_same_unit(found, size, f"{where}, grace")
     return found
 
 
 def _positive(value: Any, what: str) -> Duration:
     found = duration(value, what)
     if not found:
-        raise InvalidUse(f"{what}: expected more than nothing, got {value!r}")
+        raise InvalidUse(f"{what}: expected a duration longer than zero, got {value!r}")
     return found
 
 
-def _alike(found: Duration, size: Duration, what: str) -> None:
+def _check_same_unit(found: Duration, size: Duration, what: str) -> None:
     if isinstance(found, int) is not isinstance(size, int):
         raise InvalidUse(
             f"{what}: expected {'a whole number' if isinstance(size, int) else 'a duration'} as the window's size "
@@ -234,7 +234,7 @@ def _alike(found: Duration, size: Duration, what: str) -> None:
 def _offset(value: Any, every: Duration, what: str) -> Duration:
     found = duration(value, what)
     if found:
-        _alike(found, every, what)
+        _check_same_unit(found, every, what)
         if found >= every:  # type: ignore[operator]
             raise InvalidUse(
                 f"{what}: expected less than the {every!r} from one window to the next, got {value!r}; "
@@ -243,7 +243,7 @@ def _offset(value: Any, every: Duration, what: str) -> Duration:
     return found
 
 
-def _whole(n: Any, what: str) -> int:
+def _check_count(n: Any, what: str) -> int:
     if type(n) is not int or n < 1:
         raise InvalidUse(f"{what}: expected a number of rows, 1 or more, got {n!r}")
     return n

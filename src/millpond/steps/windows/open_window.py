@@ -71,7 +71,7 @@ class OpenWindow:
         self.is_live = False
 
     def save(self) -> tuple[Any, ...]:
-        """Return what `restore` needs to undo later changes."""
+        """Return what `restore_window` needs to undo later changes."""
         return (
             self,
             self.cell,
@@ -94,7 +94,7 @@ class OpenWindow:
         )
 
 
-def restore(saved: tuple[Any, ...]) -> None:
+def restore_window(saved: tuple[Any, ...]) -> None:
     """Undo all changes to a window since it was saved."""
     w: OpenWindow
     (
@@ -138,6 +138,7 @@ class Accumulators:
         self._plan = [(name, a, traits_of(a), a.update) for name, a in aggregations.items()]
         self.collects = any(traits_of(a).is_collecting for a in aggregations.values())
         self.needs_time = any(traits_of(a).needs_time for a in aggregations.values())
+        self._pure_names = {name for name, a in aggregations.items() if traits_of(a).is_pure}
         self._heads = {name: _encoded_head(codec, name, a.kind) for name, a in aggregations.items()}
         self.heads = list(self._heads.values())
         self._ids = 0
@@ -301,7 +302,7 @@ class Accumulators:
         for name, (kind, acc) in held["kept"].items():
             a = self.aggregations.get(name)
             if a is not None and a.kind == kind:
-                w.accs[name] = acc if traits_of(a).is_pure else Packed(self._codec.encode(acc))
+                w.accs[name] = acc if name in self._pure_names else Packed(self._codec.encode(acc))
         came = held.get("came")
         w.arrived = None if came is None else (tuple(came[0]), tuple(came[1]))
         w.chunk_ids, w.pane, w.has_news = tuple(held.get("ids", ())), held.get("pane", 0), not held.get("shown", False)

@@ -30,7 +30,7 @@ from millpond.steps.windows.definitions import Counting, Global, Hopping, Sessio
 from millpond.steps.windows.global_window import GlobalAssigner
 from millpond.steps.windows.hopping import HoppingAssigner
 from millpond.steps.windows.late_rows import LateRows
-from millpond.steps.windows.open_window import OpenWindow, Undo, restore
+from millpond.steps.windows.open_window import OpenWindow, Undo, restore_window
 from millpond.steps.windows.panes import RETRACTED, pane_row
 from millpond.steps.windows.sessions import SessionAssigner
 from millpond.steps.windows.sliding import SlidingAssigner
@@ -143,7 +143,7 @@ class RunningWindows(Running):
                 self._batch.key_state.advance(key, at, undo)
         except BaseException:
             for saved in reversed(undo):
-                saved() if callable(saved) else restore(saved)
+                saved() if callable(saved) else restore_window(saved)
             raise
         for pane in panes:
             self._outputs.add(key, self._batch.keys[key], pane.row, pane.time, order)

@@ -23,7 +23,7 @@ from millpond.steps.windows.sliding_cache import MIN_PARTS, SlidingBlocks
 from millpond.steps.windows.window_batch import WindowBatch
 from millpond.timing import Unit, as_user
 
-_NEVER = -(1 << 63)
+_NO_MARK = -(1 << 63)
 _MAX_BY_BLOCKS = 8  # windows of a key that close in one batch by blocks; for more, all parts are read at once
 
 
@@ -199,7 +199,7 @@ class SlidingAssigner(Assigner):
         """Return the watermark that decides what closes in this batch."""
         time, is_by_key = self.batch.time, self.batch.is_clock_of_key
         mark = self.batch.key_state.newest(key) if is_by_key and not time.is_final else time.end_watermark
-        return _NEVER if mark is None else mark
+        return _NO_MARK if mark is None else mark
 
     def _merge_parts(self, w: OpenWindow) -> OpenWindow:
         """Return a window with all rows of `w`, merged from its parts."""
@@ -214,7 +214,7 @@ class SlidingAssigner(Assigner):
         elif read.last is None or w.end > read.last:
             self._read_between(w.key, read.queue.end, w.end)
         queue = read.queue
-        since = w.end - self._size - 1 if queue.end is _NEVER else max(queue.end, w.end - self._size - 1)
+        since = w.end - self._size - 1 if queue.end is _NO_MARK else max(queue.end, w.end - self._size - 1)
         for t in read.times[bisect_right(read.times, since) : bisect_right(read.times, w.end)]:
             queue.push(t, read.parts[t])
         found = queue.merge_since(w.end - self._size)
@@ -299,7 +299,7 @@ class _PartQueue:
         self._front: list[tuple[int, OpenWindow]] = []
         self._back: list[tuple[int, OpenWindow]] = []
         self._back_merged: OpenWindow | None = None
-        self.end = _NEVER
+        self.end = _NO_MARK
 
     def push(self, at: int, part: OpenWindow) -> None:
         """Add a part that is newer than all others."""

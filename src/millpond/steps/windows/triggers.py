@@ -1,13 +1,13 @@
-"""Triggers: when a window shows what it holds before it closes. `import millpond as mp; mp.triggers.on_update()`.
+"""Triggers: when a window shows its results before it closes. `import millpond as mp; mp.triggers.on_update()`.
 
 A trigger is three functions:
 
-    initial() -> state              nothing has happened yet
-    advance(state, event) -> state  something has
+    initial() -> state              before any event
+    advance(state, event) -> state  after an event
     fires(state, event) -> bool     whether a pane goes out now
 
-It keeps its state with the window, or with the key where `fires="all"`. A pane shows what is new: where
-nothing has changed since the last one, none goes out, whatever fires.
+Its state is stored with the window, or with the key if `fires="all"`. If nothing has changed since the last pane, no
+pane goes out, even if the trigger fires.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def __dir__() -> list[str]:
 
 
 Cause = Literal["before", "row", "watermark", "clock"]
-State = Any
+TriggerState = Any
 
 
 @dataclass
 class Event:
-    """What a trigger is told: a row that is about to be counted or has been, or that time has passed.
+    """What a trigger gets: a row, before or after it is added to the window, or a watermark or time of the clock.
 
-    `cause` is "before" (a row comes, and is not in the result yet), "row" (it is), "watermark" or "clock".
-    `row` and `time` are the row's, `None` where there is none. `result` holds the window's aggregates by name.
+    `cause` is "before" (the row is not in the result yet), "row" (it is), "watermark" or "clock".
+    `row` and `time` are those of the row, None if there is no row. `result` holds the window's aggregates by name.
     `now` is the batch's processing time in seconds.
 
     >>> import millpond as mp
@@ -68,7 +68,7 @@ class Event:
     start: int | None = None
     end: int | None = None
     mark: int | None = None
-    is_first: bool = False  # nothing was new before this row
+    is_first: bool = False  # the first row since the last pane
     results: Callable[[], dict[str, Any]] = field(default=dict)
 
     @property
@@ -79,39 +79,39 @@ class Event:
     @property
     def time(self) -> Time | None:
         """The row's event time."""
-        return self._shown(self.at)
+        return self._as_user(self.at)
 
     @property
     def window_start(self) -> Time | None:
-        """The window's start; none of a global window."""
-        return self._shown(self.start)
+        """The window's start; None for a global window."""
+        return self._as_user(self.start)
 
     @property
     def window_end(self) -> Time | None:
-        """The window's end; none of a global window."""
-        return self._shown(self.end)
+        """The window's end; None for a global window."""
+        return self._as_user(self.end)
 
     @property
     def watermark(self) -> Time | None:
         """The watermark that decides what closes."""
-        return self._shown(self.mark)
+        return self._as_user(self.mark)
 
     @property
     def wall(self) -> int:
         """`now` in whole microseconds."""
         return round(self.now * 1_000_000)
 
-    def _shown(self, at: int | None) -> Time | None:
+    def _as_user(self, at: int | None) -> Time | None:
         return at if at is None or self.unit is None else as_user(at, self.unit)
 
 
-def _same(state: State, event: Event) -> State:
+def _unchanged(state: TriggerState, event: Event) -> TriggerState:
     return state
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """Decides when a window shows a pane before it closes. Made by `mp.triggers.on_update()` and its like.
+    """Decides when a window shows a pane before it closes. Made by the functions of `mp.triggers`.
 
     >>> import millpond as mp
     >>> trigger = mp.triggers.every_rows(2)
@@ -125,16 +125,18 @@ class Trigger:
     """
 
     label: str
-    causes: frozenset[Cause]  # of the events that it is told
-    initial: Callable[[], State] = field(default_factory=lambda: lambda: None)  # a default by itself would be a method
-    advance: Callable[[State, Event], State] = field(default_factory=lambda: _same)
-    fires: Callable[[State, Event], bool] = field(default_factory=lambda: lambda state, event: True)
-    # What only a trigger of this module needs: what becomes of its state when it has fired and where two sessions
-    # join, and when it wants to be asked again, by the watermark or by the clock.
-    fired: Callable[[State, Event], State] = field(default_factory=lambda: _same)
-    merge: Callable[[State, State], State] = field(default_factory=lambda: lambda a, b: a)
-    due: Callable[[State, int, Unit], int | None] = field(default_factory=lambda: lambda state, end, unit: None)
-    wall: Callable[[State], int | None] = field(default_factory=lambda: lambda state: None)
+    causes: frozenset[Cause]  # of the events that it gets
+    initial: Callable[[], TriggerState] = field(
+        default_factory=lambda: lambda: None
+    )  # a default by itself would be a method
+    advance: Callable[[TriggerState, Event], TriggerState] = field(default_factory=lambda: _unchanged)
+    fires: Callable[[TriggerState, Event], bool] = field(default_factory=lambda: lambda state, event: True)
+    # For triggers of this module: the state after it has fired and when two sessions are merged, and the watermark
+    # and the time of the clock at which it wants to be asked again.
+    fired: Callable[[TriggerState, Event], TriggerState] = field(default_factory=lambda: _unchanged)
+    merge: Callable[[TriggerState, TriggerState], TriggerState] = field(default_factory=lambda: lambda a, b: a)
+    due: Callable[[TriggerState, int, Unit], int | None] = field(default_factory=lambda: lambda state, end, unit: None)
+    wall: Callable[[TriggerState], int | None] = field(default_factory=lambda: lambda state: None)
     needs_end: bool = False
 
     def __repr__(self) -> str:
@@ -142,7 +144,7 @@ class Trigger:
 
 
 def on_close() -> Trigger:
-    """Nothing before the window closes: what every window does without a trigger.
+    """No pane before the window closes: the default of every window.
 
     >>> import millpond as mp
     >>> mp.triggers.on_close()
@@ -182,9 +184,9 @@ def every_rows(n: int) -> Trigger:
 
 
 def every(interval: str | int | float | timedelta) -> Trigger:
-    """A pane every so often by the clock, counted from the window's first row, where anything is new.
+    """A pane at regular intervals by the clock, counted from the window's first row, if anything is new.
 
-    It needs no row to come: a batch runs when the time has come.
+    A batch runs when the time has come, even if there are no rows.
 
     >>> import millpond as mp
     >>> mp.triggers.every("10s")
@@ -198,7 +200,7 @@ def every(interval: str | int | float | timedelta) -> Trigger:
         began, tick = state
         return state if tick > wall else [began, began + ((wall - began) // step + 1) * step]
 
-    def advance(state: State, event: Event) -> State:
+    def advance(state: TriggerState, event: Event) -> TriggerState:
         if state is None:
             return [event.wall, event.wall + step]
         return after(state, event.wall) if event.cause == "row" and event.is_first else state
@@ -215,20 +217,20 @@ def every(interval: str | int | float | timedelta) -> Trigger:
 
 
 def on_match(predicate: Callable[[Any], Any]) -> Trigger:
-    """A pane when a row comes for which `predicate(row)` is true, the row included.
+    """A pane when `predicate(row)` is true for a row; the pane includes the row.
 
     >>> import millpond as mp
     >>> mp.triggers.on_match(lambda row: row["type"] == "checkout")
     mp.triggers.on_match(<function>)
     """
-    f = _function(predicate, "on_match(predicate)")
+    f = _check_function(predicate, "on_match(predicate)")
     return Trigger("on_match(<function>)", frozenset({"row"}), fires=lambda state, event: bool(f(event.row)))
 
 
 def at_end(delay: str | int | timedelta = 0) -> Trigger:
-    """A pane when the watermark has come to the window's end and `delay` further.
+    """A pane when the watermark is `delay` past the window's end.
 
-    Where the grace is longer, what comes after that pane goes out when the window closes.
+    If the grace is longer, rows that come after that pane are in the one that goes out when the window closes.
 
     >>> import millpond as mp
     >>> mp.triggers.at_end("5s")
@@ -236,10 +238,10 @@ def at_end(delay: str | int | timedelta = 0) -> Trigger:
     """
     wait: Duration = duration(delay, "at_end(delay)")
 
-    def due(state: State, end: int, unit: Unit) -> int | None:
+    def due(state: TriggerState, end: int, unit: Unit) -> int | None:
         return None if state is not None and end <= state else end + span(wait, unit, "at_end(delay)")
 
-    def fires(state: State, event: Event) -> bool:
+    def fires(state: TriggerState, event: Event) -> bool:
         if event.end is None or event.mark is None or event.unit is None:
             return False
         at = due(state, event.end, event.unit)
@@ -257,7 +259,7 @@ def at_end(delay: str | int | timedelta = 0) -> Trigger:
 
 
 def at_fraction(fraction: float) -> Trigger:
-    """A pane for every row whose time lies at this fraction of the window's length, or beyond it.
+    """A pane for every row whose time is at this fraction of the window's length, or beyond it.
 
     >>> import millpond as mp
     >>> mp.triggers.at_fraction(0.5)
@@ -266,7 +268,7 @@ def at_fraction(fraction: float) -> Trigger:
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
         raise InvalidUse(f"at_fraction(fraction): expected a number from 0 to 1, for example 0.5, got {fraction!r}")
 
-    def fires(state: State, event: Event) -> bool:
+    def fires(state: TriggerState, event: Event) -> bool:
         if event.at is None or event.start is None or event.end is None:
             return False
         return event.at - event.start >= fraction * (event.end - event.start)
@@ -277,14 +279,14 @@ def at_fraction(fraction: float) -> Trigger:
 def when(f: Callable[[dict[str, Any], Any], Any], before: bool = False) -> Trigger:
     """A pane when `f(result, row)` is true, where `result` holds the window's aggregates by name.
 
-    With `before=True` it is asked before the row is counted: the pane is without the row, which opens the next
-    one.
+    With `before=True` it is called before the row is added: the pane does not include the row, which is the first of
+    the next pane.
 
     >>> import millpond as mp
     >>> mp.triggers.when(lambda result, row: result["total"] >= 9)
     mp.triggers.when(<function>)
     """
-    f = _function(f, "when(f)")
+    f = _check_function(f, "when(f)")
     return Trigger(
         f"when(<function>{', before=True' if before else ''})",
         frozenset({"before" if before else "row"}),
@@ -302,11 +304,11 @@ def custom(
 ) -> Trigger:
     """A trigger of your own: three functions.
 
-    `initial` is the state that a window begins with, a value, copied each time, or a function that makes one; it
-    is kept with the window, so it must be a value that can be stored. For every row `advance(state, event)` returns
-    the state that comes next, and then `fires(state, event)` says whether a pane goes out. See `Event` for what
-    an event holds. It is told of a row after the row was counted, with `before=True` before. Where two sessions join,
-    `merge(state, state)` makes one of two; without it, the state of the session that began earlier goes on.
+    `initial` is the first state of a window: a value, copied each time, or a function that returns one. It is stored
+    with the window, so it must be a value that can be stored. For every row `advance(state, event)` returns the next
+    state, and then `fires(state, event)` says whether a pane goes out. See `Event` for what an event holds. Both are
+    called after the row was added to the window, with `before=True` before it is. When two sessions are merged,
+    `merge(state, state)` returns one state for both; without it, the state of the session that began earlier is used.
 
     >>> import millpond as mp
     >>> def jump(seen, event):                     # a pane when a price is twice the last one
@@ -315,11 +317,11 @@ def custom(
     mp.triggers.custom(…)
     """
     for name, function in {"advance": advance, "fires": fires}.items():
-        _function(function, f"custom({name}=)")
+        _check_function(function, f"custom({name}=)")
     if merge is not None:
-        _function(merge, "custom(merge=)")
+        _check_function(merge, "custom(merge=)")
     if not callable(initial):
-        copy_value(initial)  # what cannot be stored is refused here and now, not at the first row
+        copy_value(initial)  # a value that cannot be stored is refused here, not at the first row
     join = merge or (lambda a, b: a)
     return Trigger(
         "custom(…)",
@@ -332,23 +334,23 @@ def custom(
 
 
 def any_of(*triggers: Trigger) -> Trigger:
-    """A pane when any of these fires; each goes on by itself.
+    """A pane when any of these fires; each has its own state.
 
     >>> import millpond as mp
     >>> mp.triggers.any_of(mp.triggers.every_rows(100), mp.triggers.every("10s"))
     mp.triggers.any_of(mp.triggers.every_rows(100), mp.triggers.every('10s'))
     """
-    parts = _triggers(triggers, "any_of")
+    parts = _check_triggers(triggers, "any_of")
 
-    def fired(states: list[State], event: Event) -> list[State]:
+    def fired(states: list[TriggerState], event: Event) -> list[TriggerState]:
         return [
-            t.fired(s, event) if t.fired is not _same and event.cause in t.causes and t.fires(s, event) else s
+            t.fired(s, event) if t.fired is not _unchanged and event.cause in t.causes and t.fires(s, event) else s
             for t, s in zip(parts, states, strict=True)
         ]
 
     return Trigger(
         f"any_of({', '.join(map(repr, parts))})",
-        _causes(parts),
+        _all_causes(parts),
         initial=lambda: [t.initial() for t in parts],
         advance=lambda states, event: [
             t.advance(s, event) if event.cause in t.causes else s for t, s in zip(parts, states, strict=True)
@@ -358,20 +360,20 @@ def any_of(*triggers: Trigger) -> Trigger:
         ),
         fired=fired,
         merge=lambda a, b: [t.merge(x, y) for t, x, y in zip(parts, a, b, strict=True)],
-        due=lambda states, end, unit: _first(t.due(s, end, unit) for t, s in zip(parts, states, strict=True)),
-        wall=lambda states: _first(t.wall(s) for t, s in zip(parts, states, strict=True)),
+        due=lambda states, end, unit: _earliest(t.due(s, end, unit) for t, s in zip(parts, states, strict=True)),
+        wall=lambda states: _earliest(t.wall(s) for t, s in zip(parts, states, strict=True)),
         needs_end=any(t.needs_end for t in parts),
     )
 
 
 def all_of(*triggers: Trigger) -> Trigger:
-    """A pane when each of these has fired, at the same time or one after the other; then all begin again from nothing.
+    """A pane when each of these has fired, at the same time or one after the other; then all start over.
 
     >>> import millpond as mp
     >>> mp.triggers.all_of(mp.triggers.every_rows(100), mp.triggers.every("10s"))
     mp.triggers.all_of(mp.triggers.every_rows(100), mp.triggers.every('10s'))
     """
-    parts = _triggers(triggers, "all_of")
+    parts = _check_triggers(triggers, "all_of")
 
     def advance(state: list[Any], event: Event) -> list[Any]:
         found = []
@@ -383,13 +385,15 @@ def all_of(*triggers: Trigger) -> Trigger:
             found.append([s, has_fired])
         return found
 
-    def waiting(pick: Callable[[Trigger, State], int | None]) -> Callable[[list[Any]], int | None]:
-        # One that has fired already need not be asked again until the others have.
-        return lambda state: _first(pick(t, s) for t, (s, has_fired) in zip(parts, state, strict=True) if not has_fired)
+    def waiting(pick: Callable[[Trigger, TriggerState], int | None]) -> Callable[[list[Any]], int | None]:
+        # One that has fired already is not asked again until the others have.
+        return lambda state: _earliest(
+            pick(t, s) for t, (s, has_fired) in zip(parts, state, strict=True) if not has_fired
+        )
 
     return Trigger(
         f"all_of({', '.join(map(repr, parts))})",
-        _causes(parts),
+        _all_causes(parts),
         initial=lambda: [[t.initial(), False] for t in parts],
         advance=advance,
         fires=lambda state, event: all(has_fired for _, has_fired in state),
@@ -401,15 +405,15 @@ def all_of(*triggers: Trigger) -> Trigger:
     )
 
 
-def _first(times: Any) -> int | None:
+def _earliest(times: Any) -> int | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def _causes(triggers: tuple[Trigger, ...]) -> frozenset[Cause]:
+def _all_causes(triggers: tuple[Trigger, ...]) -> frozenset[Cause]:
     return frozenset(cause for trigger in triggers for cause in trigger.causes)
 
 
-def _triggers(triggers: tuple[Any, ...], where: str) -> tuple[Trigger, ...]:
+def _check_triggers(triggers: tuple[Any, ...], where: str) -> tuple[Trigger, ...]:
     if not triggers or not all(isinstance(trigger, Trigger) for trigger in triggers):
         raise InvalidUse(
             f"{where}: expected triggers such as mp.triggers.every_rows(10), "
@@ -418,7 +422,7 @@ def _triggers(triggers: tuple[Any, ...], where: str) -> tuple[Trigger, ...]:
     return triggers
 
 
-def _function(f: Any, where: str) -> Any:
+def _check_function(f: Any, where: str) -> Any:
     if not callable(f):
         raise InvalidUse(f"{where}: expected a function, got {f!r}")
     return f
