@@ -12,7 +12,7 @@ from millpond.pipeline import graph as g
 from millpond.pipeline import joins
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, StepSettings, step_settings
-from millpond.pipeline.stream import Frame, On, Out, R, Stream, batch_operator, check_function, concurrent
+from millpond.pipeline.stream import Frame, On, Out, R, Stream, async_operator, batch_operator, check_function
 from millpond.pipeline.table import LookupOptions, Table, add_lookup
 from millpond.pipeline.windowed import GivenWindow, K, WindowedStream, check_window
 from millpond.rows.fields import FieldReader
@@ -89,7 +89,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
     def map_async(
         self, f: Callable[[R], Any], workers: int = 8, *, on_error: OnError | None = None
     ) -> KeyedStream[K, Any]:
-        return KeyedStream(self._graph, self._same(concurrent(f, workers, on_error, self._node)))
+        return KeyedStream(self._graph, self._same(async_operator(f, workers, on_error, self._node)))
 
     def map_batch(
         self, f: Callable[[Frame], Frame], *, on_error: OnError | None = None

@@ -1,4 +1,4 @@
-"""Streams: what the user builds a program from. Each offers only the verbs that are legal on it."""
+"""Streams, from which users build a program. Each class has only the verbs that its rows allow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ On = str | tuple[str, ...] | Callable[[Any], Any]
 
 
 class Stream(Generic[R]):
-    """Rows on their way.
+    """A stream of rows without a key.
 
     >>> import millpond as mp
     >>> app = mp.App("words")
@@ -58,7 +58,7 @@ class Stream(Generic[R]):
         return self._then(op, keyed=self._node.keyed)
 
     def map(self, f: Callable[[R], Out]) -> Stream[Out]:
-        """Each row becomes what `f` makes of it.
+        """Replace each row by `f(row)`.
 
         >>> import millpond as mp
         >>> doubled = mp.App("a").stream("n", mp.sources.rows([1])).map(lambda n: n * 2)
@@ -66,7 +66,7 @@ class Stream(Generic[R]):
         return Stream(self._graph, self._same(Map(check_function(f, "map"))))
 
     def filter(self, f: Callable[[R], Any]) -> Stream[R]:
-        """Only the rows for which `f` is true go on.
+        """Keep the rows for which `f(row)` is true.
 
         >>> import millpond as mp
         >>> odd = mp.App("a").stream("n", mp.sources.rows([1])).filter(lambda n: n % 2)
@@ -74,7 +74,7 @@ class Stream(Generic[R]):
         return Stream(self._graph, self._same(Filter(check_function(f, "filter"))))
 
     def flat_map(self, f: Callable[[R], Iterable[Out]]) -> Stream[Out]:
-        """Each row becomes any number of rows.
+        """Replace each row by the rows of the iterable `f(row)`.
 
         >>> import millpond as mp
         >>> words = mp.App("a").stream("lines", mp.sources.rows(["a b"])).flat_map(str.split)
@@ -82,7 +82,7 @@ class Stream(Generic[R]):
         return Stream(self._graph, self._same(FlatMap(check_function(f, "flat_map"))))
 
     def inspect(self, f: Callable[[R], Any]) -> Stream[R]:
-        """Show each row to `f`, which may not change it, and let it go on.
+        """Call `f` with each row and keep the row. `f` must not change it.
 
         >>> import millpond as mp
         >>> seen = mp.App("a").stream("n", mp.sources.rows([1])).inspect(print)
@@ -90,7 +90,7 @@ class Stream(Generic[R]):
         return Stream(self._graph, self._same(Inspect(check_function(f, "inspect"))))
 
     def with_time(self, f: Callable[[R], Any]) -> Stream[R]:
-        """Set each row's event time anew.
+        """Set the event time of each row to `f(row)`, a datetime or a whole number.
 
         >>> import millpond as mp
         >>> timed = mp.App("a").stream("n", mp.sources.rows([{"at": 1}])).with_time(lambda row: row["at"])
@@ -98,11 +98,10 @@ class Stream(Generic[R]):
         return Stream(self._graph, self._same(WithTime(check_function(f, "with_time"))))
 
     def map_async(self, f: Callable[[R], Any], workers: int = 8, *, on_error: OnError | None = None) -> Stream[Any]:
-        """As `map`, for a function that waits: for a service, a disk. It runs over `workers` rows at a time.
+        """Replace each row by `f(row)`, for up to `workers` rows at a time: for functions that wait for a service.
 
-        `f` is a coroutine function, or a plain one that several threads may call at once. What it makes of the rows
-        goes on in their order. A row that fails is tried again, skipped or kept as `on_error` says; rows in hand go on
-        while one of them pauses.
+        `f` is a coroutine function, or a plain one that several threads may call at once. The results keep the order of
+        the rows. `on_error` applies to each row by itself: a row that is retried does not delay the others.
 
         >>> import millpond as mp
         >>> async def priced(order):
@@ -115,7 +114,7 @@ class Stream(Generic[R]):
         ...     driver.output("out")
         [{'id': 1, 'price': 3}, {'id': 2, 'price': 3}]
         """
-        return Stream(self._graph, self._same(concurrent(f, workers, on_error, self._node)))
+        return Stream(self._graph, self._same(async_operator(f, workers, on_error, self._node)))
 
     def map_batch(self, f: Callable[[Frame], Frame], *, on_error: OnError | None = None) -> Stream[dict[str, Any]]:
         """Call `f` with many rows at once, as a table; the rows of the table that it returns go on.
@@ -146,7 +145,7 @@ class Stream(Generic[R]):
 
     @property
     def on_time(self) -> Self:
-        """The rows that are not older than the watermark with which their batch began.
+        """The rows that are not older than the watermark at the start of their batch.
 
         >>> import millpond as mp
         >>> ticks = mp.App("a").stream("ticks", mp.sources.rows([{"at": 1}]), timestamp="at")
@@ -156,7 +155,7 @@ class Stream(Generic[R]):
 
     @property
     def late(self) -> Self:
-        """The rows that are older than the watermark with which their batch began.
+        """The rows that are older than the watermark at the start of their batch.
 
         >>> import millpond as mp
         >>> ticks = mp.App("a").stream("ticks", mp.sources.rows([{"at": 1}]), timestamp="at")
@@ -198,7 +197,7 @@ class Stream(Generic[R]):
         return Stream(self._graph, add_lookup(self._graph, self._node, name, table, options))
 
     def branch(self, **predicates: Callable[[R], Any]) -> dict[str, Stream[R]]:
-        """Part the stream: each row goes to the first predicate that it meets, and else to "rest".
+        """Split the stream: each row goes to the first predicate that is true for it, otherwise to "rest".
 
         >>> import millpond as mp
         >>> parts = mp.App("a").stream("n", mp.sources.rows([1])).branch(small=lambda n: n < 10)
@@ -227,7 +226,7 @@ class Stream(Generic[R]):
         return Stream(self._graph, self._then(Union(), keyed=None, more=tuple(o._node.id for o in others)))
 
     def key_by(self, *by: str | Callable[[R], Any], **named: Callable[[R], Any]) -> KeyedStream[Any, R]:
-        """Give each row a key: a field, several fields, or what a function makes of it.
+        """Give each row a key: a field, several fields, or the result of a function.
 
         Rows of one key are processed in their order, by the one partition that owns the key's state.
 
@@ -268,7 +267,8 @@ class Stream(Generic[R]):
         return self
 
 
-def concurrent(f: Any, workers: Any, on_error: Any, node: g.Node) -> MapAsync:
+def async_operator(f: Any, workers: Any, on_error: Any, node: g.Node) -> MapAsync:
+    """Return the operator of `map_async`; InvalidUse if an argument cannot be used."""
     if type(workers) is not int or workers < 1:
         raise InvalidUse(f"map_async(workers): expected a whole number of 1 or more, got {workers!r}")
     policy: OnError = node.on_error if on_error is None else check_on_error(on_error, "map_async(on_error)")
@@ -276,7 +276,7 @@ def concurrent(f: Any, workers: Any, on_error: Any, node: g.Node) -> MapAsync:
 
 
 def batch_operator(f: Any, on_error: Any, node: g.Node) -> MapBatch:
-    """Return the operator of `map_batch`, if what it is given can be one."""
+    """Return the operator of `map_batch`; InvalidUse if an argument cannot be used."""
     policy: OnError = node.on_error if on_error is None else check_on_error(on_error, "map_batch(on_error)")
     return MapBatch(check_function(f, "map_batch"), frame_kind(f, "map_batch"), policy)
 

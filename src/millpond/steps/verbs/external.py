@@ -1,4 +1,4 @@
-"""`mp.external`: a database that is not ours, to look rows up in, and what a worker remembers of it.
+"""`mp.external`: an external database for lookups, and the cache that a worker process has of it.
 
 orders.lookup("customer", mp.external(fetch_customers, cache=10_000, expire="5m"), on="customer_id")
 """
@@ -17,7 +17,7 @@ from millpond.timing import seconds
 
 @dataclass(frozen=True)
 class External:
-    """How rows are fetched from outside, and for how long what was fetched is believed."""
+    """How rows are fetched from an external database, and for how long they are cached."""
 
     fetch: Callable[[list[Any]], Any]
     cache: int
@@ -27,12 +27,12 @@ class External:
 def external(
     fetch: Callable[[list[Any]], Any], cache: int = 10_000, expire: str | float | timedelta | None = "5m"
 ) -> External:
-    """A database that is not a table of the app, for `lookup`.
+    """Return an external database for `lookup`, in the place of a table of the app.
 
-    `fetch(keys)` gets a list of keys, none of them twice, and returns a dict of rows by key; a key that has no row is
-    left out of it. It is called in a worker, once for many rows, with the keys that the worker does not remember; it
-    may be a coroutine function. Each worker process remembers `cache` keys, those asked for last, and also that a key
-    has no row; for `expire`, or with `None` for as long as it runs.
+    `fetch(keys)` gets a list of distinct keys and returns a dict of rows by key, without the keys that have no row. It
+    is called in a worker, once for many rows, with the keys that are not in the cache of the worker process; it may be
+    a coroutine function. The cache holds the `cache` keys that were used last, also those without a row, for `expire`;
+    with None they stay as long as the process runs.
 
     >>> import millpond as mp
     >>> def customers(ids):  # SELECT … WHERE id = ANY(ids)
@@ -53,14 +53,14 @@ def external(
 
 
 class Cache:
-    """What one process remembers of an external database: the keys asked for last, and until when."""
+    """The rows of an external database that one process has fetched: the keys that were used last."""
 
     def __init__(self, external: External) -> None:
         self._size, self._life = external.cache, external.expire
         self._held: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
 
     def get(self, keys: Iterable[Any], now: float) -> dict[Any, Any]:
-        """What is remembered of these keys."""
+        """Return the cached rows of these keys."""
         found = {}
         for key in keys:
             until, row = self._held.get(key, (now, None))
@@ -70,7 +70,7 @@ class Cache:
         return found
 
     def put(self, rows: Mapping[Any, Any], now: float) -> None:
-        """Remember rows; those asked for longest ago make room."""
+        """Cache rows; the keys that were not used for longest are removed."""
         until = float("inf") if self._life is None else now + self._life
         for key, row in rows.items():
             self._held[key] = (until, row)

@@ -24,7 +24,7 @@ from millpond.rows.rows import Rows
 from millpond.steps.failure import FAULTS, BadInput, Failed, OnError, Retry, own_copy
 from millpond.steps.operator import Operator, OperatorContext
 from millpond.steps.verbs.external import Cache, External
-from millpond.steps.verbs.lookup import MISSING, is_nothing, paired, plainer
+from millpond.steps.verbs.lookup import MISSING, is_null_key, pair_rows, without_traceback
 from millpond.steps.verbs.map_async import answer
 
 Known = tuple[type, Any]  # a key, with its type: 1 is not True
@@ -100,7 +100,7 @@ class RunningExternalLookup:
             row = MISSING if key is None else found[key]
             return row if row is MISSING else own_copy(row)  # others may be given the same
 
-        return paired(rows, right, op.how, op.merge, op.on_error, failed)
+        return pair_rows(rows, right, op.how, op.merge, op.on_error, failed)
 
 
 def _keys(op: ExternalLookup, rows: Rows, failed: Failed) -> tuple[list[Known | None], list[int]]:
@@ -118,14 +118,14 @@ def _keys(op: ExternalLookup, rows: Rows, failed: Failed) -> tuple[list[Known | 
             hash(key)
         except TypeError:
             raise BadInput(f"expected a key that a dict can have, got a {type(key).__name__}: {key!r}") from None
-        found.append(None if is_nothing(key) else (type(key), key))
+        found.append(None if is_null_key(key) else (type(key), key))
         good.append(i)
 
     for i, row in enumerate(rows.data):
         try:
             once(i, row)
         except FAULTS as error:
-            failed(i, row, plainer(error), partial(once, i, row))
+            failed(i, row, without_traceback(error), partial(once, i, row))
     return found, good
 
 

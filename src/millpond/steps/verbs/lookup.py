@@ -1,4 +1,4 @@
-"""`lookup`: rows meet the row of a table that has their key.
+"""`lookup`: each row with the row of a table that has its key.
 
 orders.lookup("priced", prices, on="sku", how="left", merge=lambda order, price: …)
 
@@ -55,7 +55,7 @@ class LookupStep(Step):
 
 
 class RunningLookup(Running):
-    """The step at work: it holds its rows back until the table has all changes of the batch."""
+    """The step at work: it keeps its rows until the table has all changes of the batch."""
 
     def __init__(self, step: LookupStep, context: StepContext) -> None:
         self._step, self._context = step, context
@@ -67,20 +67,20 @@ class RunningLookup(Running):
 
     def end(self) -> list[Rows]:
         waiting, self._waiting = self._waiting, []
-        return [self._met(rows.as_objects()) for rows in waiting]
+        return [self._look_up(rows.as_objects()) for rows in waiting]
 
-    def _met(self, rows: Rows) -> Rows:
+    def _look_up(self, rows: Rows) -> Rows:
         step, table = self._step, self._context.read_table
         assert table is not None
-        failed = self._failed(rows)
+        failed = self._failing(rows)
         if self._step.on is None:
             assert rows.keys is not None
             distinct, index = rows.keys.encoded, list(rows.keys.index)
         else:
-            keys, good = looked_up(self._step.on, rows, failed)
+            keys, good = encode_lookup_keys(self._step.on, rows, failed)
             if len(good) < len(rows):
                 rows = rows.pick(good)
-                failed = self._failed(rows)
+                failed = self._failing(rows)
             place = {key: i for i, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
             distinct, index = list(place), [-1 if key is None else place[key] for key in keys]
         found, decode = table(distinct), self._context.codec.decode
@@ -96,11 +96,11 @@ class RunningLookup(Running):
                     decoded[k] = decode(data)
                 except Unreadable as error:
                     raise unreadable_state(step.table, error, decode_key(distinct[k])) from error
-            return copy_value(decoded[k])  # whoever gets it may do with it as they please
+            return copy_value(decoded[k])  # the merge function may change it
 
-        return paired(rows, right, step.how, step.merge, step.on_error, failed)
+        return pair_rows(rows, right, step.how, step.merge, step.on_error, failed)
 
-    def _failed(self, rows: Rows) -> Failed:
+    def _failing(self, rows: Rows) -> Failed:
         def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
             key = None if rows.keys is None else rows.keys.of(i)
             self._context.failures.handle(
@@ -116,46 +116,46 @@ class RunningLookup(Running):
         return []
 
 
-def looked_up(on: On, rows: Rows, failed: Failed) -> tuple[list[bytes | None], list[int]]:
-    """The keys that rows look up, encoded, and the places of the rows that have one.
+def encode_lookup_keys(on: On, rows: Rows, failed: Failed) -> tuple[list[bytes | None], list[int]]:
+    """Return the encoded key of each row, None if it looks up none, and the places of the rows that did not fail.
 
-    A key that is None, or has a part that is, looks nothing up: it meets no row of any table.
+    A key that is None, or has a part that is None, matches no row of any table.
     """
     try:
         found = [on(row) for row in rows.data]
-        if not any(map(is_nothing, found)):
+        if not any(map(is_null_key, found)):
             return list(encode_keys(found)), list(range(len(rows)))
     except FAULTS:
-        pass  # which row it was, and why, is found one by one
+        pass  # the loop below finds out which row it was, and why
     keys: list[bytes | None] = []
     good: list[int] = []
 
     def once(i: int, row: Any) -> None:
         key = on(row)
-        keys.append(None if is_nothing(key) else encode_key(key))
+        keys.append(None if is_null_key(key) else encode_key(key))
         good.append(i)
 
     for i, row in enumerate(rows.data):
         try:
             once(i, row)
         except FAULTS as error:
-            failed(i, row, plainer(error), lambda i=i, row=row: once(i, row))  # type: ignore[misc]
+            failed(i, row, without_traceback(error), lambda i=i, row=row: once(i, row))  # type: ignore[misc]
     return keys, good
 
 
-def is_nothing(key: Any) -> bool:
+def is_null_key(key: Any) -> bool:
     return key is None or (type(key) is tuple and None in key)
 
 
-def plainer(error: BaseException) -> BaseException:
-    """A field that is not there needs no traceback."""
+def without_traceback(error: BaseException) -> BaseException:
+    """Return an error whose message is enough, such as a missing field, as one without a traceback."""
     return BadInput(str(error)) if isinstance(error, InvalidUse) else error
 
 
-def paired(
+def pair_rows(
     rows: Rows, right: Callable[[int], Any], how: str, merge: Merge | None, policy: OnError, failed: Failed
 ) -> Rows:
-    """What becomes of rows and of what each of them has found: `right(i)`, a row of its own or MISSING."""
+    """Return each row merged with `right(i)`, its own copy of the row that was found, or MISSING."""
     merge = merge or merge_fields
     is_kept, is_inner = is_needed_again(policy), how == "inner"
     data: list[Any] = []

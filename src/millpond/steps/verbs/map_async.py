@@ -101,10 +101,10 @@ class _Outcomes:
                     done.result()
         return self._found
 
-    def _given(self, i: int) -> Any:
+    def _row_for_call(self, i: int) -> Any:
         return own_copy(self._rows[i]) if self._is_kept else self._rows[i]
 
-    def _raised(self, i: int, error: BaseException) -> None:
+    def _store_error(self, i: int, error: BaseException) -> None:
         self._found[i] = Raised(error)
         self._over = self._over or self._stops
 
@@ -114,11 +114,11 @@ class _Outcomes:
                 return
             for pause in (*self._pauses, None):
                 try:
-                    self._found[i] = answer(self._f, self._given(i))
+                    self._found[i] = answer(self._f, self._row_for_call(i))
                     break
                 except FAULTS as error:
                     if pause is None:
-                        self._raised(i, error)
+                        self._store_error(i, error)
                     else:
                         self._clock.sleep(pause)
 
@@ -131,13 +131,13 @@ class _Outcomes:
                 return
             for pause in (*self._pauses, None):
                 try:
-                    self._found[i] = await self._f(self._given(i))
+                    self._found[i] = await self._f(self._row_for_call(i))
                     break
                 except (Exception, SystemExit, asyncio.CancelledError) as error:
                     if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                         raise
                     if pause is None:
-                        self._raised(i, error)
+                        self._store_error(i, error)
                     else:
                         await asyncio.to_thread(self._clock.sleep, pause)
 
