@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -67,15 +67,19 @@ class Running(ABC):
     takes the side rows.
     """
 
+    has_side_rows: ClassVar[bool] = False  # whether a subclass defines `take_side_rows`; else it is not called
     closed_until: int | None = None  # how far the end of the input has closed what no watermark had closed
+
+    def __init_subclass__(cls) -> None:
+        cls.has_side_rows = cls.take_side_rows is not Running.take_side_rows
 
     @abstractmethod
     def run(self, rows: Rows, side: int = 0) -> Rows | Iterator[Rows]:
         """Process keyed rows, in order, of one of the step's inputs, and return the outputs."""
 
+    @abstractmethod
     def end(self) -> Rows | list[Rows] | None:
         """Do what is due by now, and return its outputs; called also for a batch without rows."""
-        return None
 
     @abstractmethod
     def changes(self) -> list[Change]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from millpond.codec import Codec
@@ -71,6 +72,11 @@ class Step(ABC):
     @abstractmethod
     def begin(self, context: StepContext) -> Running:
         """Return the step at work, over state that is all of the step's version."""
+
+    @cached_property
+    def copies_rows(self) -> bool:
+        """Whether the user's function gets a copy of each row, because the row is needed as it was if it fails."""
+        return self.changes_rows or is_needed_again(self.on_error)
 
     @property
     def detail(self) -> dict[str, Any]:
@@ -143,7 +149,7 @@ def call_for_rows(step: Step, context: StepContext, rows: Rows, once: Callable[[
     """
     keys = rows.keys
     assert keys is not None
-    is_copied = step.changes_rows or is_needed_again(step.on_error)
+    is_copied = step.copies_rows
     for i, (k, row) in enumerate(zip(keys.index, rows.objects(), strict=True)):
         try:
             once(i, k, own_copy(row) if is_copied else row)

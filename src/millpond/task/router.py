@@ -107,7 +107,8 @@ class Router:
 
     def _emit_side_rows(self, node: int) -> None:
         """Send what a step has put aside to the consumers of its side output."""
-        for rows in self.running[node].take_side_rows():
+        running = self.running[node]
+        for rows in running.take_side_rows() if running.has_side_rows else ():
             for stand_in in self.program.ports.get((node, g.ASIDE), ()):
                 self.emit(stand_in, rows.copy())
 

@@ -20,7 +20,7 @@ from millpond.errors import InvalidUse, short_repr
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Outputs, Running, StepContext
-from millpond.steps.failure import FAULTS, FailedRow, is_needed_again, own_copy
+from millpond.steps.failure import FAULTS, FailedRow, own_copy
 from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
 from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.migration import SingleValueMigration
@@ -100,7 +100,7 @@ class RunningMap(Running):
 
         # The loop spells `once` out for the common case, a state that cannot be changed in place:
         # the call would be a third of the work.
-        given = [own_copy(row) for row in objects] if is_needed_again(self._step.on_error) else objects
+        given = [own_copy(row) for row in objects] if self._step.copies_rows else objects
         left = zip(index, given, strict=True)
         while True:
             try:
@@ -141,6 +141,9 @@ class RunningMap(Running):
             if output is not None:
                 found.add(i, output)
         return found.rows()
+
+    def end(self) -> None:
+        return None
 
     def changes(self) -> list[Change]:
         return self._values.changes()
