@@ -61,7 +61,12 @@ class Stream(Generic[R]):
         """Replace each row by `f(row)`.
 
         >>> import millpond as mp
-        >>> doubled = mp.App("a").stream("n", mp.sources.rows([1])).map(lambda n: n * 2)
+        >>> app = mp.App("a")
+        >>> out = app.stream("n", mp.sources.rows([])).map(lambda n: n * 2).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("n", [1, 2])
+        ...     driver.output("out")
+        [2, 4]
         """
         return Stream(self._graph, self._same(Map(check_function(f, "map"))))
 
@@ -69,7 +74,12 @@ class Stream(Generic[R]):
         """Keep the rows for which `f(row)` is true.
 
         >>> import millpond as mp
-        >>> odd = mp.App("a").stream("n", mp.sources.rows([1])).filter(lambda n: n % 2)
+        >>> app = mp.App("a")
+        >>> out = app.stream("n", mp.sources.rows([])).filter(lambda n: n % 2).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("n", [1, 2, 3])
+        ...     driver.output("out")
+        [1, 3]
         """
         return Stream(self._graph, self._same(Filter(check_function(f, "filter"))))
 
@@ -77,7 +87,12 @@ class Stream(Generic[R]):
         """Replace each row by the rows of the iterable `f(row)`.
 
         >>> import millpond as mp
-        >>> words = mp.App("a").stream("lines", mp.sources.rows(["a b"])).flat_map(str.split)
+        >>> app = mp.App("a")
+        >>> out = app.stream("lines", mp.sources.rows([])).flat_map(str.split).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("lines", ["to be", "or not"])
+        ...     driver.output("out")
+        ['to', 'be', 'or', 'not']
         """
         return Stream(self._graph, self._same(FlatMap(check_function(f, "flat_map"))))
 
@@ -85,7 +100,14 @@ class Stream(Generic[R]):
         """Call `f` with each row and keep the row. `f` must not change it.
 
         >>> import millpond as mp
-        >>> seen = mp.App("a").stream("n", mp.sources.rows([1])).inspect(print)
+        >>> app = mp.App("a")
+        >>> out = app.stream("n", mp.sources.rows([])).inspect(print).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("n", [1, 2])
+        ...     driver.output("out")
+        1
+        2
+        [1, 2]
         """
         return Stream(self._graph, self._same(Inspect(check_function(f, "inspect"))))
 
@@ -93,7 +115,14 @@ class Stream(Generic[R]):
         """Set the event time of each row to `f(row)`, a datetime or a whole number.
 
         >>> import millpond as mp
-        >>> timed = mp.App("a").stream("n", mp.sources.rows([{"at": 1}])).with_time(lambda row: row["at"])
+        >>> app = mp.App("a")
+        >>> orders = app.stream("orders", mp.sources.rows([])).with_time(lambda order: order["at"])
+        >>> minutes = orders.key_by("who").window("minutes", mp.tumbling(60), grace=0)
+        >>> out = minutes.aggregate(n=mp.count()).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("orders", [{"who": "ann", "at": 3}, {"who": "ann", "at": 59}, {"who": "ann", "at": 60}])
+        ...     [row["n"] for row in driver.output("out")]
+        [2]
         """
         return Stream(self._graph, self._same(WithTime(check_function(f, "with_time"))))
 
@@ -148,8 +177,13 @@ class Stream(Generic[R]):
         """The rows that are not older than the watermark at the start of their batch.
 
         >>> import millpond as mp
-        >>> ticks = mp.App("a").stream("ticks", mp.sources.rows([{"at": 1}]), timestamp="at")
-        >>> fresh = ticks.on_time
+        >>> app = mp.App("a")
+        >>> out = app.stream("ticks", mp.sources.rows([]), timestamp="at").on_time.to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("ticks", [{"at": 10}])
+        ...     driver.send("ticks", [{"at": 9}, {"at": 11}])
+        ...     driver.output("out")
+        [{'at': 10}, {'at': 11}]
         """
         return type(self)(self._graph, self._same(LateSplit(late=False)))
 
@@ -158,8 +192,13 @@ class Stream(Generic[R]):
         """The rows that are older than the watermark at the start of their batch.
 
         >>> import millpond as mp
-        >>> ticks = mp.App("a").stream("ticks", mp.sources.rows([{"at": 1}]), timestamp="at")
-        >>> late = ticks.late.to("late", mp.sinks.memory())
+        >>> app = mp.App("a")
+        >>> out = app.stream("ticks", mp.sources.rows([]), timestamp="at").late.to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("ticks", [{"at": 10}])
+        ...     driver.send("ticks", [{"at": 9}, {"at": 11}])
+        ...     driver.output("out")
+        [{'at': 9}]
         """
         return type(self)(self._graph, self._same(LateSplit(late=True)))
 
@@ -219,7 +258,12 @@ class Stream(Generic[R]):
 
         >>> import millpond as mp
         >>> app = mp.App("a")
-        >>> both = app.stream("x", mp.sources.rows([1])).union(app.stream("y", mp.sources.rows([2])))
+        >>> web, phone = app.stream("web", mp.sources.rows([])), app.stream("phone", mp.sources.rows([]))
+        >>> out = web.union(phone).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send({"web": ["tea"], "phone": ["pen"]})
+        ...     driver.output("out")
+        ['tea', 'pen']
         """
         if not others or any(not isinstance(o, Stream) or o._graph is not self._graph for o in others):
             raise InvalidUse("union(other, …): expected one or more streams of the same app")
@@ -258,8 +302,12 @@ class Stream(Generic[R]):
         """Send the rows to a sink, and return the stream.
 
         >>> import millpond as mp
-        >>> out = mp.sinks.memory()
-        >>> stream = mp.App("a").stream("n", mp.sources.rows([1])).to("out", out)
+        >>> app = mp.App("a")
+        >>> out = app.stream("n", mp.sources.rows([])).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("n", [1, 2])
+        ...     driver.output("out")
+        [1, 2]
         """
         if not isinstance(sink, Sink):
             raise InvalidUse(f"to({name!r}): expected a sink such as mp.sinks.console(), got {sink!r}")
