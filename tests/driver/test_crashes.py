@@ -243,7 +243,7 @@ def test_after_a_crash_only_restart_is_possible():
         driver.crash(at="plan")
         with pytest.raises(Crashed):
             driver.send("payments", batch(1))
-        with pytest.raises(mp.errors.InvalidUse, match=r"the app has crashed: call restart\(\) before anything else"):
+        with pytest.raises(mp.errors.InvalidUse, match=r"the app has crashed: call restart\(\) first"):
             driver.send("payments", batch(2))
         driver.restart()
         assert held(driver) == folded(batch(1))

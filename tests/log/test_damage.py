@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 from ledger_reader import commits, ledger, paths, rows_of
+from small_counts import counting, counts
 
 import millpond as mp
 from millpond.log.pointer import checksum
 from millpond.storage import open_storage
 from millpond.testing import Crashed, TestDriver
 from millpond.testing.faults import FaultyStorage
-
-
-def counting(name: str = "counts", **how: Any) -> mp.App:
-    app = mp.App(name, **how)
-    rows = app.stream("rows", mp.sources.rows([])).key_by(key=lambda key: key)
-    rows.aggregate("count", n=mp.count()).to("out", mp.sinks.memory())
-    return app
-
-
-def counts(driver: TestDriver) -> dict[Any, int]:
-    return {key: value["n"] for key, value in driver.state("count").items()}
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ledger_reader import commits, ledger, paths
+from small_counts import counting, counts
 from small_drivers import WHOLE, Lanes, driver_of, run_to_end
 
 import millpond as mp
@@ -20,17 +21,6 @@ from millpond.testing.faults import FaultyStorage
 
 STEPS = ["plan", "compute", "commit", "deliver", "acknowledge", "tidy"]
 WHENS = ["before", "during", "after"]
-
-
-def counting(name: str = "counts", **how: Any) -> mp.App:
-    app = mp.App(name, **how)
-    rows = app.stream("rows", mp.sources.rows([])).key_by(key=lambda key: key)
-    rows.aggregate("count", n=mp.count()).to("out", mp.sinks.memory())
-    return app
-
-
-def counts(driver: TestDriver) -> dict[Any, int]:
-    return {key: value["n"] for key, value in driver.state("count").items()}
 
 
 @pytest.fixture

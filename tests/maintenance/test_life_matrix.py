@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from golden.program import NAME, app, feed, run, shown
-from moto.server import ThreadedMotoServer
+from s3_server import s3_server
 
 import millpond as mp
 from millpond.clock import SystemClock, new_id
@@ -26,12 +26,9 @@ BATCHES = 4  # before the change, and as many after it
 
 
 @pytest.fixture(scope="module")
-def s3_server() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+def s3_endpoint() -> Iterator[str]:
+    with s3_server() as address:
+        yield address
 
 
 @pytest.fixture
@@ -41,7 +38,7 @@ def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     def made(kind: str) -> str:
         if kind == "disk":
             return str(tmp_path / "state")
-        server = request.getfixturevalue("s3_server")
+        server = request.getfixturevalue("s3_endpoint")
         for name, value in {
             "AWS_ENDPOINT_URL": server,
             "AWS_ALLOW_HTTP": "true",

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_drivers import start_driver
 from small_rebuilds import rebuild, rebuild_and_switch
 
 import millpond as mp
 from millpond.clock import ManualClock, SystemClock
 from millpond.driver.commit import Driver
-from millpond.driver.settings import Controls, DriverSettings
+from millpond.driver.settings import DriverSettings
 from millpond.log.ledger import Ledger
 from millpond.maintenance.compact import compact_log
 from millpond.maintenance.drop import drop_step_state
@@ -62,21 +63,7 @@ def feed(folder: Path, number: int) -> None:
 
 def run(app: mp.App, hook: Any = None, progress: Any = None) -> int:
     """All that is there, in batches of a file; the number of the newest record."""
-    storage = open_storage(app.state_dir)
-    driver = Driver.start(
-        mp.lowlevel.program(app),
-        LocalRuntime(storage, SystemClock()),
-        storage,
-        SystemClock(),
-        DriverSettings(
-            partitions=app.partitions,
-            home=app.local_dir,
-            threaded=False,
-            keep=app.keep,
-            compact_every=app.compact_every,
-        ),
-        Controls(hook=hook, progress=progress),
-    )
+    driver = start_driver(app, hook=hook, progress=progress)
     while driver.batch(Limit(10, 1 << 20)):
         pass
     driver.release()

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_drivers import start_driver
 from small_rebuilds import rebuild
 
 import millpond as mp
 from millpond.clock import SystemClock
-from millpond.driver.commit import Driver
-from millpond.driver.settings import DriverSettings
 from millpond.log.apps import list_apps
 from millpond.log.ledger import Ledger
-from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Chunk, Limit, Split
 from millpond.storage import open_storage
 
@@ -51,20 +49,7 @@ def feed(folder: Path, number: int, ats: Any = range(10)) -> None:
 
 def run(app: mp.App, rows: int = 10, batches: int = 1000) -> int:
     """Run until all is read, or for some batches; the number of the newest record."""
-    storage = open_storage(app.state_dir)
-    driver = Driver.start(
-        mp.lowlevel.program(app),
-        LocalRuntime(storage, SystemClock()),
-        storage,
-        SystemClock(),
-        DriverSettings(
-            partitions=app.partitions,
-            home=app.local_dir,
-            threaded=False,
-            keep=app.keep,
-            compact_every=app.compact_every,
-        ),
-    )
+    driver = start_driver(app)
     for _ in range(batches):
         if not driver.batch(Limit(rows, 1 << 20)):
             break

@@ -18,16 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_drivers import start_driver
 from small_rebuilds import rebuild
 
 import millpond as mp
-from millpond.clock import SystemClock
-from millpond.driver.commit import STEPS, Driver
-from millpond.driver.settings import Controls, DriverSettings
+from millpond.driver.commit import STEPS
 from millpond.replica.lmdb_store import close_below
-from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Limit
-from millpond.storage import open_storage
 
 SECONDS = float(os.environ.get("MILLPOND_SOAK_SECONDS", "300"))
 # `make test` and CI run the same seeds each time; `make soak` takes one by chance.
@@ -124,21 +121,7 @@ class Soak:
 
     def run(self, app: mp.App | None = None, hook: Callable[[Any, Any], None] | None = None) -> None:
         app = app or self.app()
-        storage = open_storage(app.state_dir)
-        driver = Driver.start(
-            mp.lowlevel.program(app),
-            LocalRuntime(storage, SystemClock()),
-            storage,
-            SystemClock(),
-            DriverSettings(
-                partitions=app.partitions,
-                home=app.local_dir,
-                threaded=False,
-                keep=app.keep,
-                compact_every=app.compact_every,
-            ),
-            Controls(hook=hook),
-        )
+        driver = start_driver(app, hook=hook)
         while driver.batch(Limit(200, 1 << 20)):
             pass
         driver.release()

@@ -8,18 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 from gcs_server import GcsServer
-from moto.server import ThreadedMotoServer
+from s3_server import s3_server
 
 from millpond.clock import new_id
 
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with s3_server() as address:
+        yield address
 
 
 @pytest.fixture

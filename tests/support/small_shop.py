@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from local_drivers import start_driver
+
 import millpond as mp
 from millpond.clock import ManualClock
 from millpond.driver.commit import Driver
-from millpond.driver.settings import DriverSettings
-from millpond.runtimes.local import LocalRuntime
 from millpond.sources.base import Limit
-from millpond.storage import Storage, open_storage
+from millpond.storage import Storage
 
 KEYS = 11
 
@@ -40,21 +40,7 @@ def feed(folder: Path, *numbers: int) -> None:
 
 
 def driver_of(app: mp.App, storage: Storage | None = None) -> Driver:
-    storage = storage or open_storage(app.state_dir)
-    clock = ManualClock()
-    return Driver.start(
-        mp.lowlevel.program(app),
-        LocalRuntime(storage, clock),
-        storage,
-        clock,
-        DriverSettings(
-            partitions=app.partitions,
-            home=app.local_dir,
-            threaded=False,
-            keep=app.keep,
-            compact_every=app.compact_every,
-        ),
-    )
+    return start_driver(app, storage, ManualClock())
 
 
 def run(app: mp.App, storage: Storage | None = None, batches: int = 1 << 30) -> int:

@@ -188,8 +188,8 @@ def _sinks(ledger: Ledger, newest: Record) -> dict[str, SinkStatus]:
     oldest = max(min(newest.deliveries.values(), default=newest.number), newest.born)
     later = list(ledger.between(max(oldest, ledger.floor() - 1), newest.number))  # older records may be pruned
     return {
-        sink: SinkStatus(upto, sum(record.number > upto and sink in record.outputs for record in later))
-        for sink, upto in sorted(newest.deliveries.items())
+        sink: SinkStatus(until, sum(record.number > until and sink in record.outputs for record in later))
+        for sink, until in sorted(newest.deliveries.items())
     }
 
 

@@ -77,8 +77,8 @@ class Storage(Protocol):
     def put_new(self, path: str, data: bytes | memoryview) -> bool:
         """Create the file unless there is one. Of all callers that try, exactly one gets True.
 
-        The file that is there on return survives a power loss, whoever wrote it. After False or `Unavailable`, the file
-        may be this caller's own, put by a request whose reply was lost: the caller reads it back and compares.
+        The file that is there on return survives a power loss, also if another wrote it. After False or `Unavailable`,
+        the file may be this caller's own, put by a request whose reply was lost: the caller reads it back and compares.
         """
         ...
 

@@ -52,7 +52,7 @@ class DurableWriter:
             os.replace(temporary, file)
 
     def create(self, file: str, data: memoryview) -> bool:
-        """Create the file, or return False if there is one. What is there on return is durable, whoever wrote it."""
+        """Create the file, or return False if there is one. In both cases the file is durable on return."""
         with self._stage(file, data) as temporary:
             try:
                 self._link(temporary, file)

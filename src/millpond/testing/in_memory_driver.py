@@ -192,7 +192,7 @@ class TestDriver:
         ...     driver.output("out")
         [1, 2]
         """
-        self._alive()
+        self._check_alive()
         feeds = {stream: () if rows is None else rows} if isinstance(stream, str) else stream
         for name, sent in feeds.items():
             if name not in self._sources:
@@ -213,7 +213,7 @@ class TestDriver:
         >>> with mp.testing.TestDriver(app) as driver:
         ...     driver.advance("5m")
         """
-        self._alive()
+        self._check_alive()
         self.clock.advance(seconds(time, "advance"))
         self._run()
 
@@ -225,7 +225,7 @@ class TestDriver:
         >>> with mp.testing.TestDriver(app) as driver:
         ...     driver.finish()
         """
-        self._alive()
+        self._check_alive()
         self._run()
         self._run(final=True)
 
@@ -320,7 +320,7 @@ class TestDriver:
         """
         from millpond.runtimes.pickling import pack_program, unpack_program
 
-        self._alive()
+        self._check_alive()
         program = lowlevel.program(self._app)
         packed = pack_program(program)
         replaced = self._replace_ends(replace(program, types=packed.types))
@@ -342,9 +342,9 @@ class TestDriver:
 
     # --- internals ---
 
-    def _alive(self) -> None:
+    def _check_alive(self) -> None:
         if self._dead:
-            raise InvalidUse("the app has crashed: call restart() before anything else")
+            raise InvalidUse("the app has crashed: call restart() first")
 
     def _stop(self) -> None:
         self._driver = None
@@ -354,7 +354,7 @@ class TestDriver:
         close_below(self._home)
 
     def _begin(self) -> None:
-        from millpond.runtimes.pickling import pack_program, unpack_program  # it brings in Spark's pickler
+        from millpond.runtimes.pickling import pack_program, unpack_program  # imports Spark's pickler
 
         self._dead = False
         program = lowlevel.program(self._app)
@@ -365,7 +365,7 @@ class TestDriver:
         runtime = LocalRuntime(
             self._storage,
             self.clock,
-            lambda partition: self._point("compute", "during"),
+            lambda partition: self._crash_if_here("compute", "during"),
             shipped=self._feed_tasks(shipped),
         )
         self._driver = Driver.start(
@@ -381,7 +381,7 @@ class TestDriver:
                 keep=self._app.keep,
                 compact_every=self._app.compact_every,
             ),
-            Controls(hook=self._point),
+            Controls(hook=self._crash_if_here),
         )
 
     def _replace_ends(self, program: Program) -> Program:
@@ -404,7 +404,7 @@ class TestDriver:
         return replace(program, nodes=tuple(nodes))
 
     def _feed_tasks(self, shipped: Program) -> Program:
-        """What the tasks run, reading what was sent."""
+        """Return the program of the tasks, with sources that read the rows that were sent."""
         codec, nodes = Codec(shipped.types), []
         for node in shipped.nodes:
             op = node.op
@@ -415,7 +415,7 @@ class TestDriver:
         return replace(shipped, nodes=tuple(nodes))
 
     def _orders(self, delivery: Delivery) -> list[int]:
-        """The places of the rows that caused a delivery's, as its segments have them."""
+        """Return the places of the input rows that caused the rows of a delivery, from its segments."""
         record = Ledger(self._storage, self._app.name, self.clock).read(delivery.batch)
         assert record is not None
         files = record.outputs[delivery.sink][delivery.partition]
@@ -423,12 +423,12 @@ class TestDriver:
             order for file in files for order in unpack_outputs(pointer.read_file(self._storage, file))[0].tolist()
         )
 
-    def _point(self, at: StepName, when: When) -> None:
+    def _crash_if_here(self, at: StepName, when: When) -> None:
         if self._crash != (at, when):
             return
         self._crash = None
         if (at, when) == ("deliver", "during"):
-            for taken in self._sinks.values():  # it takes a part, and then the lights go out
+            for taken in self._sinks.values():  # it takes a part of the rows, and then crashes
                 taken.only = 2
             return
         raise Crashed(at, when)
@@ -442,7 +442,7 @@ class TestDriver:
             for taken in self._sinks.values():
                 taken.only = None
             if armed is not None and self._crash == armed and armed[1] == "during":
-                # Nothing of the batch was in the middle of that step: it dies at the end of it.
+                # The batch had nothing to do in the middle of that step, so it crashes at its end.
                 self._crash = None
                 raise Crashed(*armed)
         except Crashed:

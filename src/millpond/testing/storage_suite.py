@@ -62,8 +62,8 @@ def paths(items: Iterator[Item]) -> list[str]:
 class StorageSuite:
     """The contract of `mp.lowlevel.Storage`, one test for each promise.
 
-    Override the fixture `storage`: a new, empty place each time. Say `across_processes = True` where other
-    processes can reach that place. If `open_storage` does not know its url, override `reopen`.
+    Override the fixture `storage`: return a new, empty storage each time. Set `across_processes = True` if other
+    processes can reach the storage. If `open_storage` does not know its URL, override `reopen`.
 
     >>> from millpond.testing.storage_suite import StorageSuite
     >>> class TestMine(StorageSuite):
