@@ -81,7 +81,7 @@ def test_how_long_a_replica_took_is_logged(caplog: pytest.LogCaptureFixture, mon
         assert len(told) == 2
         assert all(line.startswith(f"counting: partition {p}: ") for p, line in enumerate(told))
         assert sum(int(line.split(": ")[2].split(" cells")[0]) for line in told) >= 40
-        monkeypatch.setattr(filling, "OFTEN", 0.0)
+        monkeypatch.setattr(filling, "REPORT_SECONDS", 0.0)
         caplog.clear()
         driver.restart(lose_replicas=True)
         assert len(dict(driver.state("n").items())) == 50
