@@ -18,7 +18,6 @@ from millpond.log.pointer import Pointer
 from millpond.log.record import Record
 from millpond.sinks.base import Delivery, Sink
 from millpond.steps.failure import FAULTS
-from millpond.steps.forks import refuse_forks
 from millpond.storage import Storage
 
 
@@ -67,7 +66,6 @@ def hand_over(storage: Storage, codec: Codec, sink: Sink, parcel: Parcel) -> Non
 
     What the sink raises becomes `StepFailed`; errors of Millpond, such as `Unavailable`, are raised as they are.
     """
-    refuse_forks()
     rows = read_parcel(storage, codec, parcel)
     try:
         sink.deliver(rows, parcel.delivery)

@@ -62,6 +62,8 @@ def node_watermarks(program: Program, event_time: EventTime, times: Mapping[str,
 
     That of a step never goes back, and lags behind its input by the age of the rows that the step may still emit.
     """
+    if not program.clocks and not event_time.reached:
+        return [Watermark()] * len(program.nodes)  # no node has ever had event time
     found: list[Watermark] = []
     for node in program.nodes:
         clock = program.clocks.get(node.id)

@@ -203,7 +203,7 @@ def test_what_was_read_for_another_place_is_thrown_away():
     for batch, positions in ((8, {"rows": {"0": 4}}), (7, {"rows": {"0": 2}})):
         ahead = ReadAhead(mp.lowlevel.program(app_over({}, {}, [])), None)  # type: ignore[arg-type]
         reading = Reading()
-        ahead._plan, ahead._for = BatchPlan(0.0, [], [], reading=reading), (7, {"rows": {"0": 4}})
+        ahead.plan, ahead._for = BatchPlan(0.0, [], [], reading=reading), (7, {"rows": {"0": 4}})
         assert ahead.take(batch, positions) is None
         assert reading.dropped
         assert ahead.take(7, {"rows": {"0": 4}}) is None

@@ -40,6 +40,7 @@ class BatchPlan:
     reading: Reading | None = None  # the rows of all that is planned, if they were read ahead
     asked: float = 0.0  # when the sources were asked, on the monotonic clock
     unsure: frozenset[str] = frozenset()  # streams that may have rows which are not in the plan
+    context: BatchContext | None = None  # that the tasks of the last attempt were given
 
     @property
     def coming(self) -> dict[str, set[str]]:

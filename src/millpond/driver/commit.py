@@ -48,6 +48,7 @@ from millpond.log.record import Record
 from millpond.log.rewrite import Rewriter
 from millpond.messages import EventTime, TooManyRows, TooMuch, TooSoon
 from millpond.pipeline.graph import Program
+from millpond.pipeline.phases import phases
 from millpond.runtimes.base import Runtime
 from millpond.sources.base import LearningSource, Limit, WaitingSource
 from millpond.storage import Storage
@@ -78,7 +79,8 @@ class Driver:
         self._most = self._limit = Limit(1 << 60, 1 << 60)  # what a batch may read, and what the last one was allowed
         self._unlimited: set[str] = set()  # streams whose sources plan more rows than they are asked for
         self._quiet = Quiet(2 * settings.every)
-        self._bootstrap, self._ahead = TableBootstrap(program, clock.monotonic()), ReadAhead(program, runtime)
+        self._bootstrap = TableBootstrap(program, clock.monotonic()) if phases(program) else None
+        self._ahead = ReadAhead(program, runtime)
         self.compactor = Compactor(
             owner.id,
             owner.ledger,
@@ -173,10 +175,11 @@ class Driver:
         if plan is None:
             return False
         computed = self._compute(plan)
-        self._bootstrap.note_read(sum(computed.rows.values()), self._limit)
-        self._ahead.note(computed.fills(self._limit))
+        if self._bootstrap is not None:
+            self._bootstrap.note_read(sum(computed.rows.values()), self._limit)
+        self._ahead.is_behind = computed.fills(self._limit)
         if computed.empty and not plan.offers:  # an offer is accepted even if there is no row in it
-            return self._batch(limit, final) if self._is_phase_over(plan) else False
+            return self._is_phase_over(plan) and self._batch(limit, final)
         record = self._commit(plan, computed)
         self._deliver(record)
         self._acknowledge(plan)
@@ -210,13 +213,15 @@ class Driver:
 
     def _is_phase_over(self, plan: BatchPlan) -> bool:
         """Return whether the streams of tables are read to their end, so that other streams are read now."""
-        return self._bootstrap.finish_phase(plan.only, self.runtime, plan.asked)
+        return self._bootstrap is not None and self._bootstrap.finish_phase(plan.only, self.runtime, plan.asked)
 
     def _plan_once(self, limit: Limit) -> BatchPlan:
-        now, only = self.clock.now(), self._bootstrap.streams(self.clock.monotonic())
-        read = self._ahead.take(self.last.number + 1, self.positions)
-        if read is not None:
-            return replace(read, now=now)
+        now = self.clock.now()
+        only = None if self._bootstrap is None else self._bootstrap.streams(self.clock.monotonic())
+        if self._ahead.plan is not None:
+            read = self._ahead.take(self.last.number + 1, self.positions)
+            if read is not None:
+                return replace(read, now=now)
         return self._ask_sources(PlanRequest(self.positions, limit, self._most.rows, now, only))
 
     def _event_time(self, plan: BatchPlan, final: bool) -> EventTime:
@@ -304,8 +309,9 @@ class Driver:
 
     def _attempt(self, plan: BatchPlan) -> Computed | None:
         """Run the tasks of a batch once; None if their results are not those of one whole batch."""
-        context = self.owner.context(plan.now, self.settings.home, plan.event_time)
-        reading, plan.reading = self._ahead.read(plan, context), None
+        context = plan.context = self.owner.context(plan.now, self.settings.home, plan.event_time)
+        reading = self._ahead.read(plan, context) if self._ahead.is_behind else plan.reading
+        plan.reading = None
         if reading is not None:
             self._ahead.begin(plan, context, reading, self.positions, self._plan_next)
         tasks = group_splits(plan.planned, self.runtime.slots)
@@ -332,7 +338,8 @@ class Driver:
 
     def _commit(self, plan: BatchPlan, computed: Computed) -> Record:
         self._at("commit", "before")
-        context = self.owner.context(plan.now, self.settings.home, plan.event_time)
+        context = plan.context
+        assert context is not None
         moved = positions_for_record(self.storage, context, self.last, self.positions, computed)
         offered = spark_batches(self.storage, context, plan.offers, self.last)
         record = self.owner.write(

@@ -19,6 +19,7 @@ from millpond.parcels import Parcel, hand_over, parcels_of
 from millpond.pipeline.graph import Program
 from millpond.runtimes.base import Runtime, RuntimeGone
 from millpond.sinks.base import Sink
+from millpond.steps.forks import refuse_forks
 
 log = logging.getLogger("millpond")
 
@@ -57,7 +58,8 @@ class DeliveryWorker:
         self._threaded = threaded
 
     def start(self) -> None:
-        """Start the thread, if there is to be one."""
+        """Start the thread, if there is to be one. Sinks that run in this process must not fork from now on."""
+        refuse_forks()
         if self._threaded:
             self._thread.start()
 

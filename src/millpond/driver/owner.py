@@ -19,7 +19,7 @@ from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
 from millpond.log.point import LogPoint, RecordLink, SegmentsByStep, segments_by_partition
-from millpond.log.record import FORMAT, Kind, Record
+from millpond.log.record import FORMAT, Kind, Record, StepInfo
 from millpond.log.rewrite import Rewriter, rewrite_fields
 from millpond.messages import BatchContext, EventTime
 from millpond.parcels import read_parcel
@@ -40,6 +40,8 @@ class Owner:
         self.ledger, self.targets = ledger, targets
         self._program = program
         self._recent: list[tuple[RecordLink, dict[int, SegmentsByStep]]] = []
+        self._steps: dict[str, StepInfo] = {}  # in the record that this driver wrote last
+        self._known_details: tuple[dict[str, StepInfo] | None, dict[str, dict[str, Any]]] = None, {}
 
     @classmethod
     def claim(
@@ -167,7 +169,7 @@ class Owner:
                 "undo": {},
                 "void": {s: found for s, found in self.last.void_ranges.items() if s not in self._program.sinks},
                 "targets": {**self.last.targets, **self.targets.fingerprints},
-                "steps": {**self.last.steps, **describe_steps(self._program, self.last)},
+                "steps": self._next_steps(),
                 **own,
             },
         )
@@ -245,5 +247,19 @@ class Owner:
             now=now,
             state_url=self.storage.url,
             home=home,
-            event_time=replace(event_time, reached=last.reached, details=step_details(self._program, last)),
+            event_time=replace(event_time, reached=last.reached, details=self._details()),
         )
+
+    def _next_steps(self) -> dict[str, StepInfo]:
+        """Return what the next record says about the steps: the same as the one before, once this driver wrote it."""
+        if self.last.steps is not self._steps:
+            self._steps = {**self.last.steps, **describe_steps(self._program, self.last)}
+        return self._steps
+
+    def _details(self) -> dict[str, dict[str, Any]]:
+        """Return what the tasks need to know about the stored state of the steps; computed when the record says so."""
+        steps, details = self._known_details
+        if self.last.steps is not steps:
+            details = step_details(self._program, self.last)
+            self._known_details = self.last.steps, details
+        return details

@@ -27,9 +27,9 @@ class ReadAhead:
 
     program: Program
     runtime: Runtime
-    _plan: BatchPlan | None = None  # with its reading
+    plan: BatchPlan | None = None  # of the batch that is read ahead, with its reading
     _for: tuple[int, Positions] | None = None  # the batch, and the positions that it begins at
-    _behind: bool = False
+    is_behind: bool = False  # the last batch read as much as it could
 
     def __post_init__(self) -> None:
         ours = all(isinstance(n.op, Read) and isinstance(n.op.source, Source) for n in self.program.reads.values())
@@ -38,22 +38,18 @@ class ReadAhead:
         )  # which need a watermark that is not known yet
         self._possible = ours and not judges
 
-    def note(self, behind: bool) -> None:
-        """Take note whether the last batch read as much as it could."""
-        self._behind = behind
-
     def take(self, batch: int, positions: Positions) -> BatchPlan | None:
         """Return the plan of a batch that begins at these positions, if it was read ahead; None otherwise."""
-        plan = self._plan
+        plan = self.plan
         if self._for != (batch, positions):
             self.drop()
             return None
-        self._plan = self._for = None
+        self.plan = self._for = None
         return plan
 
     def read(self, plan: BatchPlan, context: BatchContext) -> Reading | None:
         """Start the reading tasks of a batch in a job of their own, so that the next batch can be planned early."""
-        if plan.reading is not None or not self._behind or not self._is_possible(plan, context):
+        if plan.reading is not None or not self.is_behind or not self._is_possible(plan, context):
             return plan.reading
         return self.runtime.read(self.program, context, group_splits(plan.planned, self.runtime.slots))
 
@@ -81,13 +77,13 @@ class ReadAhead:
         tasks = group_splits(following.planned, self.runtime.slots)
         following.reading = self.runtime.read(self.program, context, tasks, later=True)
         if following.reading is not None:
-            self._plan, self._for = following, (context.batch, after)
+            self.plan, self._for = following, (context.batch, after)
 
     def drop(self) -> None:
         """Give up what was read ahead."""
-        if self._plan is not None and self._plan.reading is not None:
-            self._plan.reading.drop()
-        self._plan = self._for = None
+        if self.plan is not None and self.plan.reading is not None:
+            self.plan.reading.drop()
+        self.plan = self._for = None
 
     def _is_possible(self, plan: BatchPlan, context: BatchContext) -> bool:
         """Return whether the reading tasks of the next batch have all that they need already."""

@@ -22,6 +22,7 @@ from millpond.messages import (
 from millpond.parcels import Parcel, hand_over
 from millpond.pipeline.graph import Program
 from millpond.runtimes.base import Offer, Reading, T, W
+from millpond.steps.forks import refuse_forks
 from millpond.storage import Storage
 from millpond.task.keyed_task import KeyedTask
 from millpond.task.read_task import read_task
@@ -61,6 +62,7 @@ class LocalRuntime:
         ahead: bool = False,
         shipped: Program | None = None,
     ) -> None:
+        refuse_forks()  # the functions of the program run in this process
         self._storage, self._tools, self._ahead = storage, Tools(storage, clock), ahead
         self._shipped = shipped
         self._between = between or (lambda partition: None)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-_OURS = ("millpond.task.", "millpond.steps.", "millpond.driver.", "millpond.maintenance.")
+_OURS = ("millpond.task.", "millpond.steps.", "millpond.driver.", "millpond.maintenance.", "millpond.parcels")
 
 
 def refuse_forks() -> None:

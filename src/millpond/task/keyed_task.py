@@ -34,7 +34,6 @@ from millpond.replica.cell_format import Damaged
 from millpond.replica.folders import partition_folder
 from millpond.rows.wire import unpack_in_order
 from millpond.steps.failure import Stop, unreadable_state
-from millpond.steps.forks import refuse_forks
 from millpond.storage import Storage
 from millpond.task.router import Router
 from millpond.task.tables import DamagedTable, TaskTables
@@ -58,7 +57,6 @@ class KeyedTask:
 
         Errors of the program and of the state are in the result. With `rebuild` the replica is built from the log.
         """
-        refuse_forks()
         began = elapsed()
         headers = [item for item in items if isinstance(item, ReadHeader)]
         blobs = sorted(item for item in items if not isinstance(item, ReadHeader))
@@ -151,7 +149,7 @@ class KeyedTask:
         result.ends = ends
         for node, running in router.running.items():
             if running.closed_until is not None:
-                result.closed[program.nodes[node].op.name] = running.closed_until
+                result.closed[router.step_names[node]] = running.closed_until
 
 
 def _check_attempts(headers: list[ReadHeader], blobs: list[Any]) -> None:
@@ -173,7 +171,7 @@ def _changes_by_step(router: Router) -> dict[str, list[Change]]:
     """Return what has changed in the state of each step; steps without changes are left out."""
     found = {}
     for node, running in router.running.items():
-        name = router.program.nodes[node].op.name
+        name = router.step_names[node]
         try:
             changes = running.changes()
         except Unreadable as error:
@@ -191,7 +189,7 @@ def _next_due(router: Router, view: View, changed: dict[str, list[Change]]) -> d
     """Return when something is due next in each step's state, by event time and by the clock."""
     found = {}
     for node in router.running:
-        step = router.program.nodes[node].op.name
+        step = router.step_names[node]
         changes = changed.get(step, [])
         if not view.has_times(step) and not any(c[3] is not None or c[4] is not None for c in changes):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -31,14 +32,16 @@ def _select_columns(rows: Rows, fields: tuple[str, ...]) -> Rows:
     return Rows(table.select(names), rows.order, form="arrow", times=rows.times, keys=rows.keys)
 
 
+@dataclass
 class Outbox:
     """Collects the rows that leave a task, until the task is done."""
 
-    def __init__(self, program: Program, context: BatchContext, codec: Codec) -> None:
-        self._program, self._context, self._codec = program, context, codec
-        self.blobs: dict[int, dict[int, list[bytes]]] = {}  # exchange → partition → blobs
-        self.blob_bytes = 0
-        self._outputs: dict[str, tuple[list[Any], list[TextBlock]]] = {}  # sink → orders, and as many texts
+    _program: Program
+    _context: BatchContext
+    _codec: Codec
+    blobs: dict[int, dict[int, list[bytes]]] = field(default_factory=dict)  # exchange → partition → blobs
+    blob_bytes: int = 0
+    _outputs: dict[str, tuple[list[Any], list[TextBlock]]] = field(default_factory=dict)  # sink → orders, texts
 
     def exchange(self, node: int, rows: Rows, failing: Callable[[], Failed]) -> None:
         """Pack rows for the partitions that own their keys; rows without keys are spread over all partitions.

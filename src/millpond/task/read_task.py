@@ -22,7 +22,6 @@ from millpond.messages import (
 )
 from millpond.pipeline.graph import Program, Read
 from millpond.sources.base import Chunk, JsonLines
-from millpond.steps.forks import refuse_forks
 from millpond.task.router import Router
 from millpond.task.tools import TASK_FAILURES, Tools, failure_of
 
@@ -38,7 +37,6 @@ def read_task(
 ) -> Iterator[TaskItem]:
     """Read splits, run what comes before `key_by`, and yield a header and blobs for every partition."""
     reading = _ReadTask(program, context, tools or Tools.of(context))
-    refuse_forks()
     try:
         left = sum(UNLIMITED if item.share is None else item.share for item in planned)
         for item in planned:
@@ -54,7 +52,6 @@ def read_rows_task(
 ) -> Iterator[TaskItem]:
     """Do the same for rows that someone else reads, as a streaming DataFrame does."""
     reading = _ReadTask(program, context, Tools.of(context))
-    refuse_forks()
     try:
         reading.read_chunks(stream, place, chunks)
         reading.write_output(task)

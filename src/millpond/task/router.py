@@ -39,6 +39,7 @@ class Router:
         self.failures = Failures(context.batch, clock, self._bury, self._origin)
         self._operators: dict[int, RunningOperator] = {}  # node → its operator, once it is started
         self.running: dict[int, Running] = {}  # those of them that have state
+        self.step_names: dict[int, str] = {}  # node → the name of its step, for those
         self.outbox = Outbox(program, context, self.codec)
         self.partition = ""  # of the source that is being read
         self._decoders: dict[int, ChunkDecoder] = {}  # node of a stream → what decodes its chunks
@@ -59,7 +60,7 @@ class Router:
 
         Each consumer that may change rows gets its own: a copy, unless no other consumer needs the original.
         """
-        if len(rows) == 0:
+        if len(rows.order) == 0:
             return
         if self.stage < self.program.exchange_stages[node]:
             self._exchange(self.program.nodes[node], rows)
@@ -264,7 +265,7 @@ class Router:
                 self.ended[node.id] = end.at
                 running = self._start(node.id, step_context)
                 assert isinstance(running, Running)
-                self.running[node.id] = running
+                self.running[node.id], self.step_names[node.id] = running, step.name
 
     def _count_late(self, step: str, count: int) -> None:
         self.late[step] = self.late.get(step, 0) + count

@@ -33,7 +33,7 @@ def rows_by_partition(rows: Rows, partitions: int) -> dict[int, Rows]:
     """Return the keyed rows of each partition that owns any of their keys, in their order."""
     assert rows.keys is not None
     if partitions == 1:
-        return {0: rows} if len(rows) else {}
+        return {0: rows} if len(rows.order) else {}
     owner = partitions_of(rows.keys.encoded, partitions)
     if len(owner) == 0:
         return {}

@@ -9,6 +9,7 @@ from millpond.clock import Clock, SystemClock
 from millpond.errors import MillpondError, StepFailed
 from millpond.messages import BatchContext
 from millpond.steps.failure import FAULTS, Stop, stop_for_error
+from millpond.steps.forks import refuse_forks
 from millpond.storage import Storage, open_storage
 
 
@@ -21,6 +22,8 @@ class Tools:
 
     @classmethod
     def of(cls, context: BatchContext) -> Tools:
+        """Return the tools of a task in a worker, which must not fork from now on."""
+        refuse_forks()
         return cls(open_storage(context.state_url), SystemClock())
 
 

@@ -13,7 +13,6 @@ from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
-from millpond.codec import Codec
 from millpond.driver.commit import Driver
 from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
 from millpond.log.jobs import JobLost
@@ -31,6 +30,7 @@ from millpond.runtimes.spark.session import open_session, without_spark_logs
 from millpond.runtimes.spark.shipping import ShippedProgram, ship_modules
 from millpond.runtimes.spark.streaming_frames import FrameTask, StreamingFrames, json_lines_reader
 from millpond.sinks.base import FrameSink
+from millpond.steps.forks import refuse_forks
 from millpond.storage import Storage, open_storage
 
 log = logging.getLogger("millpond")
@@ -226,8 +226,9 @@ class SparkRuntime:
 
 
 def _hand_over_all(shipped: ShippedProgram, state_url: str, parcels: Iterable[Parcel]) -> Iterator[MillpondError]:
+    refuse_forks()
     program = shipped.program()
-    storage, codec = open_storage(state_url), Codec(program.types)
+    storage, codec = open_storage(state_url), program.codec
     for parcel in parcels:
         try:
             hand_over(storage, codec, program.sinks[parcel.sink], parcel)
