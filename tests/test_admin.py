@@ -1,0 +1,62 @@
+"""The actions on an app's state as a whole, by way of `app.admin` and of the app itself."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millpond as mp
+from millpond.admin import Admin, ReadOnlyApp
+from millpond.app import App
+
+ALIASES = {"clear": "clear_state"}  # verbs that have another name on an app
+VERBS = [name for name in vars(Admin) if not name.startswith("_")]
+
+
+def run(folder: Path) -> mp.App:
+    app = mp.App("shop", str(folder / "state"), 1, local_dir=str(folder / "local"))
+    rows = app.stream("rows", mp.sources.rows([])).key_by(k=lambda row: row)
+    rows.aggregate("n", n=mp.count()).to("out", mp.sinks.memory())
+    with mp.testing.TestDriver(app, mp.lowlevel.storage(app)) as driver:
+        driver.send("rows", ["a", "b", "a"])
+    return app
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_of_admin_is_on_the_app_with_the_same_arguments(verb: str) -> None:
+    alias = getattr(App, ALIASES.get(verb, verb))
+    assert inspect.signature(alias) == inspect.signature(getattr(Admin, verb))
+
+
+def test_an_action_of_admin_is_that_of_the_app(tmp_path: Path) -> None:
+    app = run(tmp_path)
+    assert app.admin.verify() == app.verify()
+    assert list(app.admin.changes("n")) == list(app.changes("n")) != []
+    assert app.admin.rescale(3, dry_run=True) == app.rescale(3, dry_run=True)
+    app.admin.rescale(3)
+    newest = mp.open(app.state_dir, "shop").newest
+    assert newest is not None and newest.partitions == 3
+    app.admin.clear()
+    assert list(app.state("n").items()) == []
+
+
+def test_an_app_that_was_opened_without_its_program_can_be_kept_in_order_but_not_rebuilt(tmp_path: Path) -> None:
+    run(tmp_path)
+    opened = mp.open(str(tmp_path / "state"), "shop")
+    assert isinstance(opened, ReadOnlyApp) and opened.admin.verify().ok
+    assert "go back when the program next starts" in opened.admin.rollback(0, dry_run=True)
+    with pytest.raises(mp.errors.InvalidUse, match=r"rebuild\('n'\): app 'shop' was opened without its program"):
+        opened.admin.rebuild("n")
+
+
+@pytest.mark.parametrize("verb", ["verify", "clear", "compact", "changes", "drop_outputs", "rebuild"])
+def test_an_app_that_runs_in_this_process_is_left_alone(tmp_path: Path, verb: str) -> None:
+    app = run(tmp_path)
+    app._running = True
+    how: dict[str, Any] = {"switch": True} if verb == "rebuild" else {}
+    given = ["out"] if verb == "drop_outputs" else ["n"] if verb in ("changes", "rebuild") else []
+    with pytest.raises(mp.errors.InvalidUse, match="app 'shop' is running in this process"):
+        getattr(app.admin, verb)(*given, **how)
