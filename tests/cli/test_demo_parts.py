@@ -22,7 +22,7 @@ from millpond.demo.processes import kill, kill_survivors, list_processes, proces
 from millpond.demo.program import make_app
 from millpond.demo.progress import DemoProgress, Watch
 from millpond.demo.screen import Facts, screen_for
-from millpond.demo.verdict import compare, read_rows
+from millpond.demo.verdict import compare, read_sink_rows
 
 Millpond = Callable[..., Result]
 
@@ -93,7 +93,7 @@ def test_the_feed_writes_at_its_pace_up_to_what_is_released_and_leaves_nothing_o
     feed.tick(61.0, most=1000)
     assert 700 <= feed.written <= 705, "time that went by while rows were held back releases nothing later"
     feed.tick(600.0, most=1000)
-    assert list(read_rows(tmp_path / "in")) == rows
+    assert list(read_sink_rows(tmp_path / "in")) == rows
     assert not list((tmp_path / "in").glob(".*"))
 
 

@@ -9,7 +9,7 @@ from millpond.errors import InvalidUse
 from millpond.sources import line_plan
 from millpond.sources.base import BadRow, Limit
 from millpond.sources.listing import File
-from millpond.sources.ranges import PlanRequest
+from millpond.sources.ranges import SplitRequest
 from millpond.testing.source_suite import batches
 
 ALL = Limit(rows=10**6, bytes=1 << 30)
@@ -140,7 +140,7 @@ def test_a_header_that_is_no_csv_is_an_error(tmp_path):
 
 
 def test_a_large_csv_file_is_one_split():
-    [split] = line_plan.plan_lines([File("f", "/f", 40 << 20)], PlanRequest({}, ALL), 100.0, "csv")
+    [split] = line_plan.plan_lines([File("f", "/f", 40 << 20)], SplitRequest({}, ALL), 100.0, "csv")
     assert (split.start, split.stop) == (0, 40 << 20)
 
 

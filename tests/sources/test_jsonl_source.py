@@ -11,7 +11,7 @@ from millpond.errors import Incompatible, InvalidUse
 from millpond.sources import jsonl, line_plan
 from millpond.sources.base import Limit
 from millpond.sources.listing import File
-from millpond.sources.ranges import PlanRequest, SplitSizes
+from millpond.sources.ranges import SplitRequest, SplitSizes
 from millpond.testing.source_suite import batches, chunk_rows
 
 ALL = Limit(rows=10**6, bytes=1 << 30)
@@ -35,7 +35,7 @@ def read_in_pieces(path, smallest, start=0):
     """All lines of a file that is cut into pieces of about `smallest` bytes; checks that the pieces meet."""
     file = File("f", str(path), path.stat().st_size)
     entry = {"f": {"offset": start}}
-    splits = line_plan.plan_lines([file], PlanRequest(entry, ALL), 100.0, "jsonl", SplitSizes(smallest, smallest))
+    splits = line_plan.plan_lines([file], SplitRequest(entry, ALL), 100.0, "jsonl", SplitSizes(smallest, smallest))
     lines, ends = [], []
     for split in splits:
         chunks = list(jsonl.read_jsonl(split))
@@ -60,7 +60,7 @@ def test_two_splits_that_meet_anywhere_agree_on_where(tmp_path):
     content = b"1\n22\n333\n4444"
     path.write_bytes(content)
     file = File("f", str(path), len(content))
-    [whole] = line_plan.plan_lines([file], PlanRequest({}, ALL), 100.0, "jsonl")
+    [whole] = line_plan.plan_lines([file], SplitRequest({}, ALL), 100.0, "jsonl")
     starts = [0, 2, 5, 9]
     for cut in range(1, len(content)):
         first = type(whole)("f", 0, cut, detail=whole.detail)
@@ -91,30 +91,30 @@ def test_any_file_in_pieces_of_any_size_gives_every_complete_line_once(tmp_path_
 
 def test_a_large_file_is_shared_out_among_tasks(tmp_path):
     file = File("f", str(tmp_path / "f"), 40 << 20)
-    splits = line_plan.plan_lines([file], PlanRequest({}, ALL), 100.0, "jsonl")
+    splits = line_plan.plan_lines([file], SplitRequest({}, ALL), 100.0, "jsonl")
     assert [split.weight for split in splits] == [10 << 20] * 4
 
 
 def test_a_small_file_is_one_split(tmp_path):
     file = File("f", str(tmp_path / "f"), 1 << 20)
-    assert len(line_plan.plan_lines([file], PlanRequest({}, ALL), 100.0, "jsonl")) == 1
+    assert len(line_plan.plan_lines([file], SplitRequest({}, ALL), 100.0, "jsonl")) == 1
 
 
 def test_no_split_is_larger_than_64_mb(tmp_path):
     file = File("f", str(tmp_path / "f"), 1 << 30)
-    splits = line_plan.plan_lines([file], PlanRequest({}, Limit(rows=10**9, bytes=1 << 40)), 100.0, "jsonl")
+    splits = line_plan.plan_lines([file], SplitRequest({}, Limit(rows=10**9, bytes=1 << 40)), 100.0, "jsonl")
     assert [split.weight for split in splits] == [64 << 20] * 16
 
 
 def test_a_plan_holds_about_as_many_bytes_as_rows_allow():
     file = File("f", "/f", 1 << 30)
-    splits = line_plan.plan_lines([file], PlanRequest({}, Limit(rows=50_000, bytes=1 << 40)), 200.0, "jsonl")
+    splits = line_plan.plan_lines([file], SplitRequest({}, Limit(rows=50_000, bytes=1 << 40)), 200.0, "jsonl")
     assert splits[-1].stop == 9_500_000  # the length of rows is an estimate, and the number of rows is not passed
 
 
 def test_a_plan_holds_no_more_than_the_bytes_allowed():
     files = [File("a", "/a", 3_000_000), File("b", "/b", 3_000_000), File("c", "/c", 10)]
-    splits = line_plan.plan_lines(files, PlanRequest({}, Limit(rows=10**9, bytes=5_000_000)), 100.0, "jsonl")
+    splits = line_plan.plan_lines(files, SplitRequest({}, Limit(rows=10**9, bytes=5_000_000)), 100.0, "jsonl")
     assert sum(split.weight for split in splits) == 5_000_000
     assert {split.place for split in splits} == {"a", "b"}
 
@@ -318,7 +318,7 @@ def test_a_large_packed_file_is_read_in_several_batches(tmp_path):
 
 def test_a_packed_file_that_may_not_fit_ends_the_plan():
     files = [File(f"{name}.gz", f"/{name}.gz", 1_000_000) for name in "abc"]
-    splits = line_plan.plan_lines(files, PlanRequest({}, Limit(rows=10**9, bytes=12_000_000)), 100.0, "jsonl")
+    splits = line_plan.plan_lines(files, SplitRequest({}, Limit(rows=10**9, bytes=12_000_000)), 100.0, "jsonl")
     assert [(split.place, split.stop) for split in splits] == [("a.gz", None), ("b.gz", 4_000_000)]
 
 

@@ -10,7 +10,7 @@ from millpond.sources import parquet
 from millpond.sources.base import Limit
 from millpond.sources.listing import File
 from millpond.sources.parquet import Footer
-from millpond.sources.ranges import PlanRequest, SplitSizes
+from millpond.sources.ranges import SplitRequest, SplitSizes
 from millpond.testing.source_suite import batches
 
 ALL = Limit(rows=10**6, bytes=1 << 30)
@@ -21,7 +21,7 @@ def planned(groups, position=None, limit=ALL, **sizes):
     """The row ranges that a plan makes of one file with these row groups (rows, bytes)."""
     file = File("f", "/f", 1)
     splits = parquet.plan_parquet(
-        [file], PlanRequest(position or {}, limit), lambda file: Footer(tuple(groups)), SplitSizes(**sizes)
+        [file], SplitRequest(position or {}, limit), lambda file: Footer(tuple(groups)), SplitSizes(**sizes)
     )
     return [(split.start, split.stop) for split in splits]
 
@@ -62,7 +62,7 @@ def test_a_file_cut_in_any_way_gives_every_row_once(tmp_path, smallest):
     file = File("f", str(path), path.stat().st_size)
     splits = parquet.plan_parquet(
         [file],
-        PlanRequest({}, ALL),
+        SplitRequest({}, ALL),
         lambda file: parquet.read_footer(file.path),
         SplitSizes(smallest, smallest),
     )
@@ -88,7 +88,7 @@ def test_wide_rows_come_in_chunks_of_a_few_megabytes(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
     file = File("f", str(tmp_path / "a.parquet"), 1)
     footer = parquet.read_footer(file.path)
-    [split] = parquet.plan_parquet([file], PlanRequest({}, ALL), lambda file: footer, SplitSizes(1 << 40, 1 << 40))
+    [split] = parquet.plan_parquet([file], SplitRequest({}, ALL), lambda file: footer, SplitSizes(1 << 40, 1 << 40))
     sizes = [chunk.rows.nbytes for chunk in parquet.read_parquet(split)]
     assert sum(sizes) > 25 * MB
     assert max(sizes) < 9 * MB

@@ -22,7 +22,7 @@ from millpond.demo.payments import expected_totals, payments
 from millpond.demo.processes import OsProcess, kill, kill_survivors, list_processes, process_tree, python_workers
 from millpond.demo.progress import DemoProgress, Watch
 from millpond.demo.screen import Facts, Screen
-from millpond.demo.verdict import DemoVerdict, compare, read_rows
+from millpond.demo.verdict import DemoVerdict, compare, read_sink_rows
 from millpond.errors import InvalidUse, Unavailable
 
 BATCHES = 50  # about; small ones, so that a crash can fall between many commits
@@ -64,7 +64,7 @@ def play(settings: DemoSettings, folder: Path, screen: Screen) -> Outcome:
             stage.clean_up()
     expected = expected_totals(payments(settings.rows, settings.cards, settings.seed))
     screen.event("comparing state and sink with a loop in plain Python")
-    verdict = compare(expected, dict(stage.watch.state.items()), read_rows(folder / "totals"))
+    verdict = compare(expected, dict(stage.watch.state.items()), read_sink_rows(folder / "totals"))
     return Outcome(verdict, stage.done, stage.seconds)
 
 

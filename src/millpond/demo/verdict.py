@@ -48,7 +48,7 @@ def compare(expected: Expected, state: Mapping[str, int], outputs: Iterable[Mapp
     return DemoVerdict(len(seen), seen.count(0), sum(times - 1 for times in seen if times > 1), wrong)
 
 
-def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
+def read_sink_rows(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a folder that the file sink wrote."""
     for file in sorted(folder.glob("*.jsonl")):
         yield from msgspec.json.Decoder().decode_lines(file.read_bytes())

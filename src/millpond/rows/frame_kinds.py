@@ -121,7 +121,7 @@ def frame_kind(f: Callable[..., Any], where: str) -> FrameKind:
     annotation = _first_annotation(f)
     if annotation is None or annotation is Any:
         return _KINDS[0]
-    text = _spelled(f, annotation)
+    text = _annotation_text(f, annotation)
     for kind in _KINDS:
         if text == kind.label:
             kind.check_installed()
@@ -155,7 +155,7 @@ def _signature(f: Callable[..., Any]) -> inspect.Signature:
         return sign(f, annotation_format=formats.Format.STRING)  # type: ignore[no-any-return]
 
 
-def _spelled(f: Callable[..., Any], annotation: Any) -> str:
+def _annotation_text(f: Callable[..., Any], annotation: Any) -> str:
     """Return an annotation as the library and the class, such as `polars.DataFrame`."""
     if isinstance(annotation, str):
         text = annotation.strip("'\" ")

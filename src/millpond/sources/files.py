@@ -14,7 +14,7 @@ from millpond.sources.base import Chunk, Limit, Split
 from millpond.sources.lines import bytes_per_line, newlines_before
 from millpond.sources.listing import File, Location
 from millpond.sources.parquet import Footer
-from millpond.sources.ranges import PlanRequest
+from millpond.sources.ranges import SplitRequest
 
 SourceFormat = Literal["jsonl", "csv", "parquet"]
 
@@ -67,11 +67,11 @@ class FileSource:
             return []
         format = self._format or format_of(files)
         if format == "parquet":
-            return parquet.plan_parquet(files, PlanRequest(position, limit), self._footer)
+            return parquet.plan_parquet(files, SplitRequest(position, limit), self._footer)
         if self._sizes is not None:  # a file that has grown is read as it was then
             files = [_cut_file(file, self._sizes[file.place]) for file in files]
         return line_plan.plan_lines(
-            files, PlanRequest(position, limit, now=now), self._row_length(files, position), format
+            files, SplitRequest(position, limit, now=now), self._row_length(files, position), format
         )
 
     def is_waiting(self, position: Mapping[str, Any], now: float) -> bool:
@@ -121,8 +121,10 @@ class FileSource:
             return []
         format = self._format or format_of(files)
         if format == "parquet":
-            return parquet.plan_parquet(files, PlanRequest(position, limit, end), self._footer)
-        return line_plan.plan_lines(files, PlanRequest(position, limit, end), self._row_length(files, position), format)
+            return parquet.plan_parquet(files, SplitRequest(position, limit, end), self._footer)
+        return line_plan.plan_lines(
+            files, SplitRequest(position, limit, end), self._row_length(files, position), format
+        )
 
     def read(self, split: Split) -> Iterator[Chunk]:
         """Yield the rows of the split. Raises InvalidUse if the file is gone or shorter than the plan saw it."""

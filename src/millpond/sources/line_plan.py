@@ -22,7 +22,7 @@ from millpond.sources.listing import File, other_format_error
 from millpond.sources.ranges import (
     DEFAULT_SIZES,
     EXACT_BELOW,
-    PlanRequest,
+    SplitRequest,
     SplitSizes,
     cut_range,
     pieces_for,
@@ -83,7 +83,7 @@ def position_entry(offset: int, path: str, size: int, *, at_end: bool) -> dict[s
 
 def plan_lines(
     files: Sequence[File],
-    request: PlanRequest,
+    request: SplitRequest,
     bytes_per_row: float,
     format: str,
     sizes: SplitSizes = DEFAULT_SIZES,

@@ -24,7 +24,7 @@ from millpond.sources.ranges import (
     DEFAULT_SIZES,
     EXACT_BELOW,
     WANTED_SPLITS,
-    PlanRequest,
+    SplitRequest,
     SplitSizes,
     cut_range,
 )
@@ -50,7 +50,7 @@ def read_footer(path: str) -> Footer:
 
 def plan_parquet(
     files: Sequence[File],
-    request: PlanRequest,
+    request: SplitRequest,
     footer: Callable[[File], Footer],
     sizes: SplitSizes = DEFAULT_SIZES,
 ) -> list[Split]:

@@ -23,7 +23,7 @@ CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class PlanRequest:
+class SplitRequest:
     """What a plan is asked for: the arguments of `Source.plan`, or those of `Source.plan_to` if `end` is given."""
 
     position: Mapping[str, Any]

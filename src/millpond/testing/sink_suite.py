@@ -26,7 +26,7 @@ import pytest
 
 from millpond.sinks.base import Delivery, RegisteredSink, Registration, RollbackSink, Sink
 
-RowList = list[Any]
+SinkRows = list[Any]
 
 FIRST_DELIVERY = Delivery("orders", "5e1f", "totals", 42, 0, "a7c0")
 CLAIM = Registration("orders", "5e1f", "totals", 40, "c1a1", 40, "c1a1")
@@ -49,11 +49,11 @@ class SinkSuite:
         raise NotImplementedError("override the fixture make_sink")
 
     @pytest.fixture
-    def held(self) -> Callable[[Sink], RowList]:
+    def held(self) -> Callable[[Sink], SinkRows]:
         """Override: return a function that reads the rows in the sink's target, by batch and partition."""
         raise NotImplementedError("override the fixture held")
 
-    def some_rows(self, first: int, count: int) -> RowList:
+    def some_rows(self, first: int, count: int) -> SinkRows:
         """Override if the sink cannot take such rows: return `count` rows from number `first` on."""
         return [{"id": str(i), "text": f"row {i}"} for i in range(first, first + count)]
 
@@ -62,13 +62,13 @@ class SinkSuite:
         assert isinstance(sink, Sink)
         assert sink.where in ("driver", "workers")
 
-    def test_rows_arrive_in_their_order(self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]) -> None:
+    def test_rows_arrive_in_their_order(self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]) -> None:
         sink, rows = make_sink(), self.some_rows(0, 20)
         sink.deliver(rows, FIRST_DELIVERY)
         assert held(sink) == rows
 
     def test_batches_arrive_in_their_order(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
     ) -> None:
         sink = make_sink()
         for i in range(8, 12):  # one digit, then two: sorted as text they would be in another order
@@ -76,7 +76,7 @@ class SinkSuite:
         assert held(sink) == self.some_rows(24, 12)
 
     def test_a_delivery_that_is_repeated_counts_once(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
     ) -> None:
         sink, rows = make_sink(), self.some_rows(0, 3)
         sink.deliver(rows, FIRST_DELIVERY)
@@ -86,7 +86,7 @@ class SinkSuite:
         assert len(held(sink)) == 5 if self.counts_once else len(held(sink)) >= 5
 
     def test_a_delivery_that_a_new_process_repeats_counts_once(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
     ) -> None:
         rows = self.some_rows(0, 3)
         make_sink().deliver(rows, FIRST_DELIVERY)
@@ -106,7 +106,7 @@ class SinkSuite:
         ids=["batch", "partition", "sink", "incarnation", "attempt"],
     )
     def test_deliveries_that_differ_in_one_thing_are_two(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList], other: Delivery
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows], other: Delivery
     ) -> None:
         sink, rows = make_sink(), self.some_rows(0, 3)
         sink.deliver(rows, FIRST_DELIVERY)
@@ -114,7 +114,7 @@ class SinkSuite:
         assert held(sink) == rows + rows
 
     def test_an_empty_delivery_leaves_no_row(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
     ) -> None:
         sink = make_sink()
         sink.deliver([], FIRST_DELIVERY)
@@ -129,7 +129,7 @@ class SinkSuite:
         assert rows == before
 
     def test_it_survives_the_way_to_a_worker(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
     ) -> None:
         sink, rows = make_sink(), self.some_rows(0, 3)
         there = pickle.loads(pickle.dumps(sink))
@@ -141,7 +141,7 @@ class SinkSuite:
     # --- optional: rollback ---
 
     def test_deliveries_that_are_rolled_back_are_void_for_ever(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
     ) -> None:
         sink = make_sink()
         if not isinstance(sink, RollbackSink):
@@ -158,7 +158,7 @@ class SinkSuite:
                 make_sink().deliver(rows, delivery)
             assert held(sink) == [*self.some_rows(0, 1), *self.some_rows(3, 1)]
 
-    def test_a_rollback_needs_no_rows(self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]) -> None:
+    def test_a_rollback_needs_no_rows(self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]) -> None:
         sink = make_sink()
         if isinstance(sink, RollbackSink):
             sink.rollback([FIRST_DELIVERY], lambda delivery: [])
@@ -203,7 +203,7 @@ class SinkSuite:
                 assert sink.status(other) == "gone"
 
     def test_a_target_gives_up_what_the_ledger_does_not_contain(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
     ) -> None:
         sink = make_sink()
         if not isinstance(sink, RegisteredSink):
@@ -220,7 +220,7 @@ class SinkSuite:
         assert sorted(map(str, held(sink))) == sorted(map(str, left))
 
     def test_a_delivery_that_another_copy_rolled_back_can_be_delivered_again(
-        self, make_sink: Callable[[], Sink], held: Callable[[Sink], RowList]
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
     ) -> None:
         sink = make_sink()
         if not isinstance(sink, RegisteredSink) or not isinstance(sink, RollbackSink):
