@@ -279,6 +279,11 @@ class Program:
         return tuple(stage if node.op.is_exchange else 0 for node, stage in zip(self.nodes, self.stages, strict=True))
 
     @cached_property
+    def consumers_read_text(self) -> tuple[bool, ...]:
+        """For each node, whether all of its consumers take rows that are still lines of JSON."""
+        return tuple(all(self.nodes[i].op.can_read_json_text for i in consumers) for consumers in self.consumers)
+
+    @cached_property
     def clocks(self) -> dict[int, tuple[str, Read]]:
         """For each node of stage 0 that gives rows their event times: the name of that time, and the source."""
         found: dict[int, tuple[str, Read]] = {}

@@ -205,7 +205,7 @@ class Router:
         return (
             op.type is None
             and (op.timestamp is None or TimeReader(op.timestamp).field is not None)
-            and all(self.program.nodes[r].op.can_read_json_text for r in self.program.consumers[node.id])
+            and self.program.consumers_read_text[node.id]
         )
 
     def _emit_text(self, node: g.Node, decoder: ChunkDecoder, rows: Rows) -> None:

@@ -69,7 +69,7 @@ class RunningKeyBy:
 
 def assign_keys(op: KeyBy, rows: Rows, failed: Failed) -> Rows:
     """Return the rows with their keys. A row whose key cannot be made is reported to `failed` and left out."""
-    if len(rows) == 0:
+    if len(rows.order) == 0:
         return Rows([], [], times=rows.times, keys=Keys([], []))
     keys = _keys_of_fields(op, rows)
     if keys is not None:
