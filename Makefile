@@ -53,7 +53,7 @@ types: .venv/dev.stamp
 
 # the site, in build/site; a dead link or a page outside the navigation is an error
 docs: .venv/dev.stamp
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/mkdocs build --strict
 
 # everything that needs no JVM
 unit: .venv/dev.stamp
