@@ -54,7 +54,7 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
-class PlanRequest:
+class BatchRequest:
     """What the sources are asked for: rows after some positions, at most as many as the limit says."""
 
     positions: Positions
@@ -65,7 +65,7 @@ class PlanRequest:
     again: BatchPlan | None = None  # the plan that this one replaces: its offers are taken over
 
 
-def plan_streams(program: Program, runtime: Runtime, last: Record, request: PlanRequest) -> BatchPlan:
+def plan_streams(program: Program, runtime: Runtime, last: Record, request: BatchRequest) -> BatchPlan:
     """Ask every source for splits, and every streaming DataFrame for its offer. No row is read here."""
     positions, limit, now, only = request.positions, request.limit, request.now, request.only
     own = {name: node.op for name, node in program.reads.items() if isinstance(node.op, Read)}

@@ -22,8 +22,8 @@ from millpond.backoff import Backoff
 from millpond.clock import Clock
 from millpond.driver.batch import (
     BatchPlan,
+    BatchRequest,
     Computed,
-    PlanRequest,
     Positions,
     combine_results,
     plan_streams,
@@ -222,7 +222,7 @@ class Driver:
             read = self._ahead.take(self.last.number + 1, self.positions)
             if read is not None:
                 return replace(read, now=now)
-        return self._ask_sources(PlanRequest(self.positions, limit, self._most.rows, now, only))
+        return self._ask_sources(BatchRequest(self.positions, limit, self._most.rows, now, only))
 
     def _event_time(self, plan: BatchPlan, final: bool) -> EventTime:
         """Return the event time that the batch begins with: that of the record, or of the clock for quiet streams."""
@@ -272,7 +272,7 @@ class Driver:
     def _plan_again(self, plan: BatchPlan) -> bool:
         """Ask the sources for the batch again, and return whether their plan is another one now."""
         before = [item.split for item in plan.planned]
-        request = PlanRequest(self.positions, self._limit, self._most.rows, plan.now, plan.only, plan)
+        request = BatchRequest(self.positions, self._limit, self._most.rows, plan.now, plan.only, plan)
         again = self._ask_sources(request)
         plan.planned = again.planned
         return [item.split for item in again.planned] != before
@@ -300,7 +300,7 @@ class Driver:
         self._unlimited.add(error.stream)
         self._plan_again(plan)
 
-    def _ask_sources(self, request: PlanRequest) -> BatchPlan:
+    def _ask_sources(self, request: BatchRequest) -> BatchPlan:
         """Ask the sources what to read next after some positions."""
         asked = self.clock.monotonic()
         plan = plan_streams(self.program, self.runtime, self.last, request)
@@ -334,7 +334,7 @@ class Driver:
 
     def _plan_next(self, positions: Positions) -> BatchPlan:
         limit = self._next_limit(self._most)
-        return self._ask_sources(PlanRequest(positions, limit, self._most.rows, self.clock.now()))
+        return self._ask_sources(BatchRequest(positions, limit, self._most.rows, self.clock.now()))
 
     def _commit(self, plan: BatchPlan, computed: Computed) -> Record:
         self._at("commit", "before")

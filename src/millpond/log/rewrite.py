@@ -61,7 +61,7 @@ def rewrite_partition(storage: Storage, work: RewriteJob, upgrades: Mapping[str,
         for table in read_living_cells(storage, runs, fresh):
             if upgrade is not None:
                 table = _upgrade_table(table, upgrade)
-            for partition, mine in _rows_by_partition(table, work.partitions):
+            for partition, mine in _divide_by_owner(table, work.partitions):
                 run = list(_write_parts(storage, work, name, partition, mine))
                 if upgrade is None and partition in parts:
                     parts[partition][-1] += run  # its keys follow those of the last table
@@ -112,7 +112,7 @@ def _upgrade_table(table: pa.Table, upgrade: Upgrade) -> pa.Table:
     return segment.changes_table(sorted(changes))
 
 
-def _rows_by_partition(table: pa.Table, partitions: int) -> Iterator[tuple[int, pa.Table]]:
+def _divide_by_owner(table: pa.Table, partitions: int) -> Iterator[tuple[int, pa.Table]]:
     keys = table.column("key").cast(pa.large_binary()).to_pylist()
     owner = np.asarray(partitions_of(keys, partitions))
     for partition in range(partitions):
