@@ -91,8 +91,8 @@ class StateView:
         self._ledger = Ledger(storage, app, clock)
         self._seen: int | None = None
         self._codec = Codec(types, unknown="plain")
-        # An earlier moment is a replica of its own, which lives as long as this view. (A TemporaryDirectory would
-        # warn when it goes with its owner.)
+        # The state at an earlier batch has a replica of its own, which is removed with this view. (A TemporaryDirectory
+        # would warn when it goes with its owner.)
         self._own_home = None if batch is None else tempfile.mkdtemp(prefix="millpond-at-")
         if self._own_home is not None:
             weakref.finalize(self, shutil.rmtree, self._own_home, ignore_errors=True)
@@ -156,7 +156,7 @@ class StateView:
     def _living(
         self, view: View, kind: type[Step], record: Record, key: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes, bytes]]:
-        """Key, cell and value of what the step holds, of all keys or of one; what is over by now is not there."""
+        """Return key, cell and value of what the step has, of all keys or of one, without what has expired by now."""
         info = record.steps.get(self._name)
         if self._step is not None and info is not None and info.oldest < self._step.state.version:
             view = self._step.upgraded_view(view, info.oldest, self._types)
@@ -167,7 +167,7 @@ class StateView:
         return without_expired((e for e in entries if kind.is_shown(e.cell)), round(now * 1_000_000))
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """The value of a key, or the default.
+        """Return the value of a key, or the default.
 
         >>> import millpond as mp
         >>> mp.App("orders", state_dir="memory://").state("total").get("ann", 0)
@@ -188,7 +188,7 @@ class StateView:
         raise self._overtaken()
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """Every key and its value, partition by partition.
+        """Yield every key and its value, partition by partition.
 
         >>> import millpond as mp
         >>> list(mp.App("orders", state_dir="memory://").state("total").items())
@@ -223,7 +223,7 @@ class StateView:
         )
 
     def history(self, key: Any) -> Iterator[Moment]:
-        """Every value that a key has had, batch by batch, oldest first; deletions too.
+        """Yield every value that a key has had, batch by batch, oldest first; deletions too.
 
         A rollback, a restore or a migration that gave the key another value is an entry, too, under its own number.
 
@@ -264,7 +264,7 @@ class StateView:
                 yield Moment(record.number, as_datetime(record.time), value, deleted=not held)
 
     def _in_place(self, record: Record, partition: int, key: bytes, kind: type[Step]) -> dict[bytes, bytes] | None:
-        """The cells of a key that a rewrite has put in the place of what was; None if its manifest is gone."""
+        """Return the cells of a key after a rewrite; None if its manifest is gone."""
         assert record.manifest is not None
         if self._storage.get(record.manifest.path) is None:
             return None
@@ -273,7 +273,7 @@ class StateView:
         return {cell: value for cell, value in found.items() if kind.is_shown(cell)}
 
     def _before(self, floor: int, newest: Record, key: bytes) -> dict[bytes, bytes]:
-        """The cells of a key as they were when the records that are gone had been applied."""
+        """Return the cells of a key right before the first record that is still there."""
         for record in self._ledger.between(floor - 1, newest.number):
             if record.manifest is not None and self._storage.get(record.manifest.path) is not None:
                 manifest = read_manifest(self._storage, record.manifest)
@@ -283,7 +283,7 @@ class StateView:
         return {}
 
     def at(self, batch: int) -> StateView:
-        """The same state as it was when a batch had been committed.
+        """Return the same state right after a batch was committed.
 
         >>> import millpond as mp
         >>> earlier = mp.App("orders", state_dir="memory://").state("total").at(7)
@@ -299,7 +299,7 @@ class StateView:
         )
 
     def to_arrow(self) -> pa.Table:
-        """All keys and values as a table of two columns; values that have no common type are JSON text.
+        """Return all keys and values as a table of two columns; values without a common type are JSON text.
 
         >>> import millpond as mp
         >>> mp.App("orders", state_dir="memory://").state("total").to_arrow().num_rows
@@ -317,7 +317,7 @@ class StateView:
         return pa.array([self._codec.encode(value).decode() for value in values], pa.string())
 
     def to_pandas(self) -> Any:
-        """The same as a pandas DataFrame.
+        """Return the same as a pandas DataFrame.
 
         >>> import millpond as mp
         >>> len(mp.App("orders", state_dir="memory://").state("total").to_pandas())
@@ -326,7 +326,7 @@ class StateView:
         return self.to_arrow().to_pandas()
 
     def to_dataframe(self, spark: Any) -> Any:
-        """The same as a Spark DataFrame.
+        """Return the same as a Spark DataFrame.
 
         >>> import millpond as mp
         >>> def show(spark): mp.App("orders").state("total").to_dataframe(spark).show()
@@ -335,7 +335,7 @@ class StateView:
 
 
 def _in_manifest(storage: Storage, where: Manifest, step: str, partition: int, key: bytes) -> dict[bytes, bytes]:
-    """The cells of one key as a manifest has them."""
+    """Return the cells of one key in a manifest."""
     held: dict[bytes, bytes] = {}
     for run in where.runs.get(step, {}).get(partition, []):
         for part in run:
@@ -352,7 +352,7 @@ def forget_replicas(app: str, incarnation: str | None, place: str | None) -> Non
 
 
 def forget_files(storage: Storage, app: str, before: int) -> None:
-    """Delete the segments of the batches before a record; only a clear, which has forgotten them, asks for that."""
+    """Delete the segments of the batches before a record; called after a clear, when no record names them."""
     paths = Paths(app)
     for folder in FOLDERS:
         old = [

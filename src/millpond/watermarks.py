@@ -169,6 +169,16 @@ def is_due(
     return False
 
 
+@dataclass(frozen=True)
+class SourceAnswers:
+    """What the sources answered when they were asked for the plan of a batch."""
+
+    coming: Mapping[str, set[str]]  # stream → the partitions that the batch reads from
+    asked: float  # when they were asked, on the monotonic clock
+    only: frozenset[str] | None = None  # the streams that were asked; None means all
+    unsure: frozenset[str] = frozenset()  # streams of which a partition that is not in `coming` may have rows, too
+
+
 @dataclass
 class Quiet:
     """Counts for how long no row has come from each source partition.
@@ -184,22 +194,10 @@ class Quiet:
     _planned: float | None = None  # when the sources were asked for the last plan
 
     def event_time(
-        self,
-        program: Program,
-        times: Mapping[str, StreamTime],
-        coming: Mapping[str, set[str]],
-        planned: float,
-        *,
-        final: bool = False,
-        only: frozenset[str] | None = None,
-        unsure: frozenset[str] = frozenset(),
+        self, program: Program, times: Mapping[str, StreamTime], answers: SourceAnswers, *, final: bool = False
     ) -> EventTime:
-        """Return event time as a batch begins.
-
-        `coming` are the partitions that the batch reads from, and `planned` is when the sources were asked, on the
-        monotonic clock. `only` are the streams that were asked, if not all were. Of the streams in `unsure` a
-        partition that is not in `coming` may have rows all the same.
-        """
+        """Return event time as a batch begins, from that of the last record and what the sources answered."""
+        coming, planned, only, unsure = answers.coming, answers.asked, answers.only, answers.unsure
         found = dict(times)
         idle: dict[str, frozenset[str]] = {}
         asleep: set[str] = set()

@@ -17,7 +17,7 @@ from millpond.rows.rows import Rows, rows_of_chunk
 from millpond.rows.wire import drop_key_column, pack_rows, unpack_in_order, unpack_rows
 from millpond.steps.verbs.key_by import KeyBy, assign_keys
 from millpond.storage import MemoryStorage
-from millpond.task.spreading import rows_by_partition
+from millpond.task.spreading import rows_for_partitions
 
 KEYS = ["b", "a", 'with "quotes"', "naïve ☂", "", "b", "\n", "a", "$dict"]
 
@@ -29,7 +29,7 @@ def table(**more: list[Any]) -> pa.Table:
 def on_their_way(data: pa.Table, by: str = "key", first: int = 0) -> list[bytes]:
     rows = assign_keys(KeyBy((by,), (by,)), rows_of_chunk(data, first), failed)
     lean, left_out = drop_key_column(rows)
-    return [pack_rows(part, Codec(), left_out) for part in rows_by_partition(lean, 1).values()]
+    return [pack_rows(part, Codec(), left_out) for part in rows_for_partitions(lean, 1).values()]
 
 
 def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:

@@ -52,7 +52,7 @@ from millpond.pipeline.phases import phases
 from millpond.runtimes.base import Runtime
 from millpond.sources.base import LearningSource, Limit, WaitingSource
 from millpond.storage import Storage
-from millpond.watermarks import Quiet, event_time_entry, is_due, reached_watermarks
+from millpond.watermarks import Quiet, SourceAnswers, event_time_entry, is_due, reached_watermarks
 
 log = logging.getLogger("millpond")
 
@@ -226,15 +226,8 @@ class Driver:
 
     def _event_time(self, plan: BatchPlan, final: bool) -> EventTime:
         """Return the event time that the batch begins with: that of the record, or of the clock for quiet streams."""
-        event_time = self._quiet.event_time(
-            self.program,
-            self.last.watermarks,
-            plan.coming,
-            plan.asked,
-            final=final,
-            only=plan.only,
-            unsure=plan.unsure,
-        )
+        answers = SourceAnswers(plan.coming, plan.asked, plan.only, plan.unsure)
+        event_time = self._quiet.event_time(self.program, self.last.watermarks, answers, final=final)
         bound = round(plan.now * 1_000_000) if self.settings.bounded else None
         return replace(event_time, reached=self.last.reached, bound=bound)
 

@@ -111,7 +111,7 @@ class Replica:
             path.mkdir(parents=True, exist_ok=True)
         self._signature = os.open(path / "signature", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            with self._locked(fcntl.LOCK_EX):
+            with self._lock(fcntl.LOCK_EX):
                 is_new = not self._data.exists()
                 if is_new and not create:
                     raise Replaced(f"{path} is gone") if not path.exists() else Damaged(f"{path} holds no store")
@@ -144,7 +144,7 @@ class Replica:
         try:
             if self._pid != os.getpid() or os.stat(self._data).st_ino != self._inode:
                 return False
-            with self._locked(fcntl.LOCK_SH):
+            with self._lock(fcntl.LOCK_SH):
                 self._check()
         except (OSError, Replaced):
             return False
@@ -156,7 +156,7 @@ class Replica:
         self.path, self._data = path, path / "data.mdb"
 
     @contextmanager
-    def _locked(self, how: int) -> Iterator[None]:
+    def _lock(self, how: int) -> Iterator[None]:
         """Keep other processes out between a write and its signature; a writer that dies in between has not signed."""
         if not self._threads.acquire(timeout=host_lock.PATIENCE):
             raise Stuck(f"another thread has not let go of {self.path} for {host_lock.PATIENCE:g} s")
@@ -215,7 +215,7 @@ class Replica:
         """
         position = -1
         for record in records:  # which may fetch it: that is done before the lock is taken
-            with _file_errors(), self._locked(fcntl.LOCK_EX):
+            with _file_errors(), self._lock(fcntl.LOCK_EX):
                 self._env.reader_check()  # a reader that was killed would keep its version, and its room, for ever
                 self._check()
                 position = self._apply(record)
@@ -472,7 +472,9 @@ def _check_newest(folder: Path, number: int) -> None:
 
 
 def _report_progress(records: Iterable[RecordChanges], progress: Callable[[], None]) -> Iterator[RecordChanges]:
-    def watched(changes: Iterable[tuple[str, Changes]]) -> Iterator[tuple[str, Changes]]:
+    """Return the records, and call `progress()` at each and at each piece of its changes."""
+
+    def report_pieces(changes: Iterable[tuple[str, Changes]]) -> Iterator[tuple[str, Changes]]:
         for piece in changes:
             progress()
             yield piece
@@ -480,7 +482,7 @@ def _report_progress(records: Iterable[RecordChanges], progress: Callable[[], No
     for record in records:
         progress()
         changes = record.changes
-        yield record if isinstance(changes, Mapping) else record._replace(changes=watched(changes))
+        yield record if isinstance(changes, Mapping) else record._replace(changes=report_pieces(changes))
 
 
 def close_below(store_key: str | Path) -> None:

@@ -19,7 +19,7 @@ from millpond.rows.rows import Rows
 from millpond.rows.wire import drop_key_column, pack_rows
 from millpond.steps.failure import Failed
 from millpond.storage import Storage
-from millpond.task.spreading import rows_by_partition, spread_rows
+from millpond.task.spreading import rows_for_partitions, spread_rows
 
 
 def _select_columns(rows: Rows, fields: tuple[str, ...]) -> Rows:
@@ -63,7 +63,7 @@ class Outbox:
     def _pack(self, rows: Rows) -> dict[int, bytes]:
         partitions = self._context.log.partitions
         lean, left_out = drop_key_column(spread_rows(rows, partitions) if rows.keys is None else rows)
-        return {p: pack_rows(part, self._codec, left_out) for p, part in rows_by_partition(lean, partitions).items()}
+        return {p: pack_rows(part, self._codec, left_out) for p, part in rows_for_partitions(lean, partitions).items()}
 
     def deliver(self, sink: str, rows: Rows, failing: Callable[[], Failed]) -> None:
         """Encode rows for a sink; `failing()` is called if one cannot be encoded."""

@@ -29,7 +29,7 @@ def _one_of_each(partitions: int) -> list[bytes]:
     return [found[partition] for partition in range(partitions)]
 
 
-def rows_by_partition(rows: Rows, partitions: int) -> dict[int, Rows]:
+def rows_for_partitions(rows: Rows, partitions: int) -> dict[int, Rows]:
     """Return the keyed rows of each partition that owns any of their keys, in their order."""
     assert rows.keys is not None
     if partitions == 1:
