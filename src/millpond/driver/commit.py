@@ -208,8 +208,9 @@ class Driver:
         for offer in plan.known:  # committed by the last driver before it died: only Spark does not know it yet
             self.runtime.accept(offer)
         self._at("plan", "after")
-        due = is_due(self.program, plan.event_time, self.last.due, plan.now)
-        return plan if plan.planned or plan.offers or due else None
+        if plan.planned or plan.offers or is_due(self.program, plan.event_time, self.last.due, plan.now):
+            return plan
+        return None
 
     def _is_phase_over(self, plan: BatchPlan) -> bool:
         """Return whether the streams of tables are read to their end, so that other streams are read now."""

@@ -13,7 +13,7 @@ from typing import IO, Any
 from millpond.errors import InvalidUse
 from millpond.sources.base import BadRow, Chunk, Split
 from millpond.sources.line_plan import position_entry
-from millpond.sources.lines import BLOCK, BOM, SMALL_BLOCK, blocks, is_gzip, newlines_before, open_first_bytes
+from millpond.sources.lines import BLOCK, BOM, GZIP, SMALL_BLOCK, blocks, newlines_before, open_first_bytes
 from millpond.sources.ranges import CHUNK_BYTES, CHUNK_ROWS
 
 
@@ -111,7 +111,7 @@ class _Records:
         self._path, self._size = path, size
         self._before: int | None = None  # lines before the start, counted on demand
         self._garbled: str | None = None  # why a line of the current record is not UTF-8
-        self._blocks = blocks(file, start, None, None if is_gzip(path) else size, block)
+        self._blocks = blocks(file, start, None, None if path.endswith(GZIP) else size, block)
         self._left: Iterator[bytes] = iter(())  # lines of the current block
         self._held: list[bytes] = []  # the raw lines of the current record
         self._reader = csv.reader(self._lines(), strict=True)
@@ -152,13 +152,13 @@ class _Records:
         entry: dict[str, Any] = position_entry(self.offset, self._path, self._size, at_end=self.exhausted)
         if self._is_open:
             entry["open"] = "line" if self._ends_in_a_line() else "record"
-        elif "seen" in entry and not is_gzip(self._path):
+        elif "seen" in entry and not self._path.endswith(GZIP):
             entry["open"] = None
         return entry
 
     def _ends_in_a_line(self) -> bool:
         """Whether an incomplete line follows the current record, so that a writer is probably at work."""
-        return not is_gzip(self._path) and self.offset + sum(map(len, self._held)) + len(self._held) < self._size
+        return not self._path.endswith(GZIP) and self.offset + sum(map(len, self._held)) + len(self._held) < self._size
 
     def raw(self) -> str:
         """Return the current record as it is in the file."""

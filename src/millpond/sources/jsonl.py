@@ -14,10 +14,10 @@ from millpond.sources.line_plan import position_entry
 from millpond.sources.lines import (
     BLOCK,
     BOM,
+    GZIP,
     SMALL_BLOCK,
     blocks,
     first_line_from,
-    is_gzip,
     newlines_before,
     open_first_bytes,
 )
@@ -29,13 +29,13 @@ def read_jsonl(split: Split) -> Iterator[Chunk]:
     path, size, base = split.detail["path"], split.detail["size"], split.detail["base"]
     left: int | None = split.detail.get("rows")
     with open_first_bytes(path, size) as file:
-        begin = split.start if is_gzip(path) else first_line_from(file, split.start, base, size)
+        begin = split.start if path.endswith(GZIP) else first_line_from(file, split.start, base, size)
         done = begin
         at_end = False
         last_position = -1  # the last offset that a chunk carried
         if split.stop is None or begin < split.stop:
             file.seek(begin)
-            bound = None if is_gzip(path) else size
+            bound = None if path.endswith(GZIP) else size
             for body, end in blocks(file, begin, split.stop, bound, SMALL_BLOCK if left else BLOCK):
                 returns = b"\r" in body
                 for part, first, after in _chunks_of(body.split(b"\n"), done, end):
@@ -108,7 +108,7 @@ class LineLocator:
     def _lines(self) -> list[int]:
         """Return the line number of each row."""
         number, found = newlines_before(self._path, self._size, self._first), []
-        bound = None if is_gzip(self._path) else self._size
+        bound = None if self._path.endswith(GZIP) else self._size
         with open_first_bytes(self._path, self._size) as file:
             file.seek(self._first)
             for body, _ in blocks(file, self._first, None, bound, SMALL_BLOCK):

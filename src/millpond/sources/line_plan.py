@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from millpond.sources.base import Split
-from millpond.sources.lines import is_gzip, shrunk_file_error
+from millpond.sources.lines import GZIP, shrunk_file_error
 from millpond.sources.listing import File, other_format_error
 from millpond.sources.ranges import (
     DEFAULT_SIZES,
@@ -51,10 +51,10 @@ def unread_offset(file: File, entry: Any) -> int | None:
     if entry is None:
         return 0 if file.size else None
     offset, seen = offset_of(file, entry), entry.get("seen")
-    floor = (seen or 0) if is_gzip(file.path) else offset
+    floor = (seen or 0) if file.path.endswith(GZIP) else offset
     if file.size < floor:
         raise shrunk_file_error(file.path, floor, file.size)
-    if seen == file.size or (offset == file.size and not is_gzip(file.path)):
+    if seen == file.size or (offset == file.size and not file.path.endswith(GZIP)):
         return None
     return offset
 
@@ -69,14 +69,14 @@ def open_record_offset(file: File, entry: Any) -> int | None:
     if not isinstance(entry, Mapping) or entry.get("seen") != file.size or file.is_cut:
         return None
     unknown = (
-        "record" if not is_gzip(file.path) and entry["offset"] < file.size else None
+        "record" if not file.path.endswith(GZIP) and entry["offset"] < file.size else None
     )  # positions of older versions have no "open"
     return int(entry["offset"]) if entry.get("open", unknown) == "record" else None
 
 
 def position_entry(offset: int, path: str, size: int, *, at_end: bool) -> dict[str, int]:
     """Return the position entry after reading up to `offset`; `at_end` if no complete line is left in the file."""
-    if at_end and (offset < size or is_gzip(path)):
+    if at_end and (offset < size or path.endswith(GZIP)):
         return {"offset": offset, "seen": size}
     return {"offset": offset}
 
@@ -109,16 +109,16 @@ def plan_lines(
             start = open_record_offset(file, position.get(file.place)) if start is None else start
         if start is None or (last is not None and start >= last):
             continue
-        if last is not None and not is_gzip(file.path):
+        if last is not None and not file.path.endswith(GZIP):
             if file.size < last:
                 raise shrunk_file_error(file.path, last, file.size)
             file = replace(file, size=last)  # the first bytes of a file that has grown are a file, too
         if exact:
-            stop = start + room if is_gzip(file.path) else min(file.size, start + room)
+            stop = start + room if file.path.endswith(GZIP) else min(file.size, start + room)
             stop = stop if last is None else min(stop, last)
             weight = max(1, min(stop - start, int(limit.rows * bytes_per_row)))
             return [_split(file, format, start, stop, start, weight, rows=limit.rows, **more)]
-        if is_gzip(file.path):
+        if file.path.endswith(GZIP):
             guess = file.size * GZIP_RATIO
             until = None if guess <= room else start + room
             taken.append((file, start, until if last is None else min(last, until or last), more))
@@ -132,7 +132,7 @@ def plan_lines(
     total = sum(_weight(*piece[:3]) for piece in taken)
     splits: list[Split] = []
     for file, start, until, more in taken:
-        if until is None or format != "jsonl" or is_gzip(file.path):
+        if until is None or format != "jsonl" or file.path.endswith(GZIP):
             splits.append(_split(file, format, start, until, start, _weight(file, start, until), **more))
             continue
         pieces = pieces_for(until - start, total)
@@ -149,6 +149,6 @@ def _split(file: File, format: str, start: int, stop: int | None, base: int, wei
     # base: a start of a line at or before every split that this plan makes of the file
     detail = {"format": format, "path": file.path, "size": file.size, "base": base, **more}
     rows = more.get("rows")
-    if rows is None and stop is not None and not is_gzip(file.path):
+    if rows is None and stop is not None and not file.path.endswith(GZIP):
         rows = (stop - start + 1) // SHORTEST_ROW
     return Split(file.place, start, stop, weight=weight, detail=detail, rows=rows)

@@ -19,11 +19,7 @@ BLOCK = 4 << 20
 SMALL_BLOCK = 256 << 10  # for a split that is capped at a few rows
 OVERSHOOT = 64 << 10  # bytes read at a time past the stop of a split, to finish the line that crosses it
 BOM = b"\xef\xbb\xbf"
-
-
-def is_gzip(path: str) -> bool:
-    """Whether the name says that the file is gzip."""
-    return path.endswith(".gz")
+GZIP = ".gz"  # the name of a file says whether it is gzip
 
 
 @contextmanager
@@ -41,7 +37,7 @@ def open_first_bytes(path: str, size: int) -> Iterator[IO[bytes]]:
         if came < size:
             raise shrunk_file_error(path, size, came)
         raw.seek(0)
-        if not is_gzip(path):
+        if not path.endswith(GZIP):
             yield cast(IO[bytes], raw)
             return
         with gzip.GzipFile(fileobj=cast(Any, io.BufferedReader(_FirstBytes(raw, size), BLOCK))) as unpacked:
@@ -151,7 +147,7 @@ def bytes_per_line(path: str, size: int, offset: int) -> float | None:
     """Return the mean length of the first lines after an offset; None if no line ends there."""
     try:
         with open_first_bytes(path, size) as file:
-            if not is_gzip(path):  # seeking in a gzip file would unpack all before it
+            if not path.endswith(GZIP):  # seeking in a gzip file would unpack all before it
                 file.seek(offset)
             data = file.read(OVERSHOOT)
     except (InvalidUse, EOFError):  # the task that reads the file reports what is wrong

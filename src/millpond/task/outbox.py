@@ -92,14 +92,14 @@ class Outbox:
 
         Pointers to them go into `output`. `partition` is the one that the sinks see, `nonce` that of the attempt.
         """
-        context, attempt = self._context, self._context.attempt(nonce)
+        context = self._context
         for sink, (orders, blocks) in self._outputs.items():
             origin = SegmentOrigin(context.log.app, sink, partition, context.batch)
             packed = pack_outputs(np.concatenate(orders), blocks, origin)
-            path = context.paths.output(sink, partition, attempt)
+            path = context.paths.output(sink, partition, context.attempt(nonce))
             output.outputs[sink] = [pointer.write_file(storage, path, packed, sum(map(len, orders)))]
         if any(self._program.stages[exchange] > stage for exchange in self.blobs):
-            path = context.paths.exchange(attempt)
+            path = context.paths.exchange(context.attempt(nonce))
             data, output.carried = self._join_blobs(path, stage)
             if data:
                 storage.put(path, data)
