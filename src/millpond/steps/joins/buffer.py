@@ -234,7 +234,7 @@ class RowChanges:
         return [self._changes[at] for at in sorted(self._changes)]
 
 
-def read_rows(
+def read_stored_rows(
     context: StepContext, step: str, key: bytes, side: int, ranges: Iterable[tuple[int, int]]
 ) -> Iterator[JoinRow]:
     """Yield the stored rows of a key and side in ranges of time, in the order of the ranges."""

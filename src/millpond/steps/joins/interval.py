@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from millpond.rows.rows import Rows
 from millpond.steps.base import Running, StepContext
-from millpond.steps.joins.buffer import JoinRow, read_rows, stored_row
+from millpond.steps.joins.buffer import JoinRow, read_stored_rows, stored_row
 from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.running_join import RunningJoin
 from millpond.steps.joins.time_bounds import LEFT, RIGHT, TimeBounds
@@ -82,10 +82,10 @@ class RunningIntervalJoin(RunningJoin):
     def _match(self, bounds: TimeBounds, key: bytes, lefts: list[JoinRow], rights: list[JoinRow]) -> None:
         """Add the pairs of a key of which at least one row is new."""
         name, context = self._step.name, self._context
-        near = [*read_rows(context, name, key, RIGHT, bounds.partner_ranges(LEFT, (row.at for row in lefts)))]
+        near = [*read_stored_rows(context, name, key, RIGHT, bounds.partner_ranges(LEFT, (row.at for row in lefts)))]
         self._add_pairs(bounds, lefts, near)
         self._add_pairs(bounds, lefts, rights)
-        near = [*read_rows(context, name, key, LEFT, bounds.partner_ranges(RIGHT, (row.at for row in rights)))]
+        near = [*read_stored_rows(context, name, key, LEFT, bounds.partner_ranges(RIGHT, (row.at for row in rights)))]
         self._add_pairs(bounds, near, rights)
 
     def _add_pairs(self, bounds: TimeBounds, lefts: list[JoinRow], rights: list[JoinRow]) -> None:

@@ -17,17 +17,15 @@ from typing import Any, ClassVar
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Running, StepContext
-from millpond.steps.joins.buffer import JoinRow, read_rows, stored_row
+from millpond.steps.joins.buffer import JoinRow, read_stored_rows, stored_row
 from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.running_join import RunningJoin
 from millpond.steps.joins.time_bounds import LEFT, RIGHT, SIDES
-from millpond.steps.windows.cell_names import extent_of, window_cell
+from millpond.steps.windows.cell_names import Extent, extent_of, window_cell
 from millpond.steps.windows.definitions import Hopping
 from millpond.steps.windows.hopping import Grid
 from millpond.steps.windows.panes import shown_bounds
 from millpond.timing import Duration, Unit, span
-
-Extent = tuple[int, int]  # [start, end)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +137,7 @@ class RunningWindowJoin(RunningJoin):
         """Add the pairs of some windows of one key; the rows in them are read once."""
         ranges, sides = _covered_ranges(windows), []
         for side in range(len(SIDES)):
-            stored = read_rows(self._context, self._step.name, key, side, ranges)
+            stored = read_stored_rows(self._context, self._step.name, key, side, ranges)
             sides.append(sorted([*stored, *new[side]], key=lambda row: row.cell))
         times = [[row.at for row in rows] for rows in sides]
         for (start, end), due in windows.items():

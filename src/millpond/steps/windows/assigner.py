@@ -10,12 +10,10 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from millpond.replica import Entry
-from millpond.steps.windows.cell_names import extent_of
+from millpond.steps.windows.cell_names import Extent, extent_of
 from millpond.steps.windows.open_window import OpenWindow, Undo
 from millpond.steps.windows.window_batch import WindowBatch
 from millpond.timing import Unit
-
-Extent = tuple[int, int]
 
 
 def closes_after(end: int, reach: int) -> int:

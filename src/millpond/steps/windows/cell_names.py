@@ -20,6 +20,8 @@ _ALL = 10**19
 _FIRST, _LAST = (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
 _BOUNDS = ((_FIRST - EPOCH) // MICROSECOND, (_LAST - EPOCH) // MICROSECOND)
 
+Extent = tuple[int, int]  # start and end of a window, in ticks
+
 GLOBAL = b"g:"
 
 

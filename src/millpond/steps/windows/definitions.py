@@ -160,7 +160,7 @@ def count_tumbling(n: int) -> Counting:
     >>> mp.count_tumbling(100)
     mp.count_tumbling(100)
     """
-    return Counting(f"mp.count_tumbling({n!r})", _check_count(n, "count_tumbling(n)"), n)
+    return Counting(f"mp.count_tumbling({n!r})", _check_row_count(n, "count_tumbling(n)"), n)
 
 
 def count_hopping(n: int, every: int) -> Counting:
@@ -170,7 +170,7 @@ def count_hopping(n: int, every: int) -> Counting:
     >>> mp.count_hopping(100, every=10)
     mp.count_hopping(100, every=10)
     """
-    size, hop = _check_count(n, "count_hopping(n)"), _check_count(every, "count_hopping(every)")
+    size, hop = _check_row_count(n, "count_hopping(n)"), _check_row_count(every, "count_hopping(every)")
     if hop > size:
         raise InvalidUse(
             f"count_hopping(every): expected a hop that is not larger than the size {n}, got {every}; between two "
@@ -186,7 +186,7 @@ def count_sliding(n: int) -> Counting:
     >>> mp.count_sliding(3)
     mp.count_sliding(3)
     """
-    return Counting(f"mp.count_sliding({n!r})", _check_count(n, "count_sliding(n)"), 1)
+    return Counting(f"mp.count_sliding({n!r})", _check_row_count(n, "count_sliding(n)"), 1)
 
 
 class _Missing:
@@ -243,7 +243,7 @@ def _offset(value: Any, every: Duration, what: str) -> Duration:
     return found
 
 
-def _check_count(n: Any, what: str) -> int:
+def _check_row_count(n: Any, what: str) -> int:
     if type(n) is not int or n < 1:
         raise InvalidUse(f"{what}: expected a number of rows, 1 or more, got {n!r}")
     return n

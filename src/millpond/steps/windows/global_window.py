@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from millpond.replica import Entry
-from millpond.steps.windows.assigner import Assigner, Extent
-from millpond.steps.windows.cell_names import GLOBAL
+from millpond.steps.windows.assigner import Assigner
+from millpond.steps.windows.cell_names import GLOBAL, Extent
 from millpond.steps.windows.open_window import OpenWindow, Undo
 from millpond.timing import MAX_TICKS
 

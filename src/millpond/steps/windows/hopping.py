@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from millpond.steps.windows.assigner import Assigner, Extent
-from millpond.steps.windows.cell_names import window_cell
+from millpond.steps.windows.assigner import Assigner
+from millpond.steps.windows.cell_names import Extent, window_cell
 from millpond.steps.windows.open_window import OpenWindow, Undo
 from millpond.timing import MAX_TICKS, Unit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-Extent = tuple[int, int]  # the first and the last time
+from millpond.steps.windows.cell_names import Extent
 
 
 def is_near(extent: Extent, time: int, gap: int) -> bool:

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from millpond.replica import Entry
-from millpond.steps.windows.assigner import Assigner, Extent, closes_after
-from millpond.steps.windows.cell_names import extent_of, session_cell, text_of
+from millpond.steps.windows.assigner import Assigner, closes_after
+from millpond.steps.windows.cell_names import Extent, extent_of, session_cell, text_of
 from millpond.steps.windows.open_window import OpenWindow, Undo
 from millpond.steps.windows.read_range import ReadRange
 from millpond.steps.windows.session_merge import clusters, extend

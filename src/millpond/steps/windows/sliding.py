@@ -15,8 +15,8 @@ from itertools import groupby
 from typing import Any
 
 from millpond.replica import Entry
-from millpond.steps.windows.assigner import Assigner, Extent, closes_after
-from millpond.steps.windows.cell_names import text_of, time_cell, time_of, window_cell
+from millpond.steps.windows.assigner import Assigner, closes_after
+from millpond.steps.windows.cell_names import Extent, text_of, time_cell, time_of, window_cell
 from millpond.steps.windows.open_window import Accumulators, OpenWindow, Undo
 from millpond.steps.windows.read_range import ReadRange
 from millpond.steps.windows.sliding_cache import MIN_PARTS, SlidingBlocks

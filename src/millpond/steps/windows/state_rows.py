@@ -52,7 +52,7 @@ def open_window_rows(
         if not part.is_emitted:  # else only later windows need it
             whole: OpenWindow | None = None
             for other, _ in parts:
-                if _end(part) - detail["size"] <= _end(other) <= _end(part):
+                if _part_end(part) - detail["size"] <= _part_end(other) <= _part_end(part):
                     whole = merge_windows(accumulators, whole, other)
             if whole is not None:
                 whole.start, whole.end = part.start, part.end
@@ -67,6 +67,6 @@ def open_window_rows(
     ]
 
 
-def _end(part: OpenWindow) -> int:
+def _part_end(part: OpenWindow) -> int:
     assert part.end is not None
     return part.end

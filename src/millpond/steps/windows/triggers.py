@@ -105,7 +105,7 @@ class Event:
         return at if at is None or self.unit is None else as_user(at, self.unit)
 
 
-def _unchanged(state: TriggerState, event: Event) -> TriggerState:
+def _keep_state(state: TriggerState, event: Event) -> TriggerState:
     return state
 
 
@@ -129,11 +129,11 @@ class Trigger:
     initial: Callable[[], TriggerState] = field(
         default_factory=lambda: lambda: None
     )  # a default by itself would be a method
-    advance: Callable[[TriggerState, Event], TriggerState] = field(default_factory=lambda: _unchanged)
+    advance: Callable[[TriggerState, Event], TriggerState] = field(default_factory=lambda: _keep_state)
     fires: Callable[[TriggerState, Event], bool] = field(default_factory=lambda: lambda state, event: True)
     # For triggers of this module: the state after it has fired and when two sessions are merged, and the watermark
     # and the time of the clock at which it wants to be asked again.
-    fired: Callable[[TriggerState, Event], TriggerState] = field(default_factory=lambda: _unchanged)
+    fired: Callable[[TriggerState, Event], TriggerState] = field(default_factory=lambda: _keep_state)
     merge: Callable[[TriggerState, TriggerState], TriggerState] = field(default_factory=lambda: lambda a, b: a)
     due: Callable[[TriggerState, int, Unit], int | None] = field(default_factory=lambda: lambda state, end, unit: None)
     wall: Callable[[TriggerState], int | None] = field(default_factory=lambda: lambda state: None)
@@ -223,7 +223,7 @@ def on_match(predicate: Callable[[Any], Any]) -> Trigger:
     >>> mp.triggers.on_match(lambda row: row["type"] == "checkout")
     mp.triggers.on_match(<function>)
     """
-    f = _check_function(predicate, "on_match(predicate)")
+    f = _check_callable(predicate, "on_match(predicate)")
     return Trigger("on_match(<function>)", frozenset({"row"}), fires=lambda state, event: bool(f(event.row)))
 
 
@@ -286,7 +286,7 @@ def when(f: Callable[[dict[str, Any], Any], Any], before: bool = False) -> Trigg
     >>> mp.triggers.when(lambda result, row: result["total"] >= 9)
     mp.triggers.when(<function>)
     """
-    f = _check_function(f, "when(f)")
+    f = _check_callable(f, "when(f)")
     return Trigger(
         f"when(<function>{', before=True' if before else ''})",
         frozenset({"before" if before else "row"}),
@@ -317,9 +317,9 @@ def custom(
     mp.triggers.custom(…)
     """
     for name, function in {"advance": advance, "fires": fires}.items():
-        _check_function(function, f"custom({name}=)")
+        _check_callable(function, f"custom({name}=)")
     if merge is not None:
-        _check_function(merge, "custom(merge=)")
+        _check_callable(merge, "custom(merge=)")
     if not callable(initial):
         copy_value(initial)  # a value that cannot be stored is refused here, not at the first row
     join = merge or (lambda a, b: a)
@@ -342,9 +342,9 @@ def any_of(*triggers: Trigger) -> Trigger:
     """
     parts = _check_triggers(triggers, "any_of")
 
-    def fired(states: list[TriggerState], event: Event) -> list[TriggerState]:
+    def after_firing(states: list[TriggerState], event: Event) -> list[TriggerState]:
         return [
-            t.fired(s, event) if t.fired is not _unchanged and event.cause in t.causes and t.fires(s, event) else s
+            t.fired(s, event) if t.fired is not _keep_state and event.cause in t.causes and t.fires(s, event) else s
             for t, s in zip(parts, states, strict=True)
         ]
 
@@ -358,10 +358,10 @@ def any_of(*triggers: Trigger) -> Trigger:
         fires=lambda states, event: any(
             event.cause in t.causes and t.fires(s, event) for t, s in zip(parts, states, strict=True)
         ),
-        fired=fired,
+        fired=after_firing,
         merge=lambda a, b: [t.merge(x, y) for t, x, y in zip(parts, a, b, strict=True)],
-        due=lambda states, end, unit: _earliest(t.due(s, end, unit) for t, s in zip(parts, states, strict=True)),
-        wall=lambda states: _earliest(t.wall(s) for t, s in zip(parts, states, strict=True)),
+        due=lambda states, end, unit: _min_time(t.due(s, end, unit) for t, s in zip(parts, states, strict=True)),
+        wall=lambda states: _min_time(t.wall(s) for t, s in zip(parts, states, strict=True)),
         needs_end=any(t.needs_end for t in parts),
     )
 
@@ -387,7 +387,7 @@ def all_of(*triggers: Trigger) -> Trigger:
 
     def waiting(pick: Callable[[Trigger, TriggerState], int | None]) -> Callable[[list[Any]], int | None]:
         # One that has fired already is not asked again until the others have.
-        return lambda state: _earliest(
+        return lambda state: _min_time(
             pick(t, s) for t, (s, has_fired) in zip(parts, state, strict=True) if not has_fired
         )
 
@@ -405,7 +405,7 @@ def all_of(*triggers: Trigger) -> Trigger:
     )
 
 
-def _earliest(times: Any) -> int | None:
+def _min_time(times: Any) -> int | None:
     return min((time for time in times if time is not None), default=None)
 
 
@@ -422,7 +422,7 @@ def _check_triggers(triggers: tuple[Any, ...], where: str) -> tuple[Trigger, ...
     return triggers
 
 
-def _check_function(f: Any, where: str) -> Any:
+def _check_callable(f: Any, where: str) -> Any:
     if not callable(f):
         raise InvalidUse(f"{where}: expected a function, got {f!r}")
     return f

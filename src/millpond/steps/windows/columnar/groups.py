@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from millpond.aggregations import Aggregation
 from millpond.rows.rows import Rows
-
-Array = np.ndarray[Any, Any]
+from millpond.steps.windows.panes import Array
 
 _MAX_SUM = 1 << 62
 

@@ -23,11 +23,11 @@ from millpond.replica.cell_format import store_key as place_of
 from millpond.rows.rows import ENDING, Keys, Rows
 from millpond.steps.state.single import make_change
 from millpond.steps.windows.cell_names import extent_of, window_cell
-from millpond.steps.windows.columnar.groups import Array, Column, Groups, GroupUpdate, group_rows, read_columns
+from millpond.steps.windows.columnar.groups import Column, Groups, GroupUpdate, group_rows, read_columns
 from millpond.steps.windows.hopping import Grid, HoppingAssigner
 from millpond.steps.windows.late_rows import LateRows
 from millpond.steps.windows.open_window import OpenWindow
-from millpond.steps.windows.panes import Bounds, PaneTexts, final_pane_rows, shown_bounds
+from millpond.steps.windows.panes import Array, Bounds, PaneTexts, final_pane_rows, shown_bounds
 from millpond.steps.windows.window_batch import WindowBatch
 from millpond.timing import Times
 
