@@ -118,13 +118,3 @@ class Assigner(ABC):
             if self.windows.find(key, entry.cell) is None:
                 self.load(entry)
         return self.windows.open_between(key, first, last)
-
-    def open_window(self, key: bytes, cell: bytes, start: int | None, end: int | None, undo: Undo) -> OpenWindow:
-        """Return the open window with this name, read from state or new."""
-        w = self.windows.get(key, cell, start, end)
-        undo.append(w.save())
-        if not w.is_live:  # new, or closed earlier in this batch
-            self.batch.accumulators.clear(w)
-            w.pane, w.has_news, w.retractable, w.trigger_state, w.newest = 0, False, (), None, None
-            w.is_live = True
-        return w

@@ -30,7 +30,7 @@ class CountAssigner(Assigner):
         counts.set_count(key, nth + 1, undo)
         size, first = self.definition.size, counts.first_start(key)
         return [
-            self.open_window(key, window_cell(start, start + size, "number"), start, start + size, undo)
+            self.windows.open(key, window_cell(start, start + size, "number"), start, start + size, undo)
             for start in first_rows_of(nth, size, self.definition.every)
             if start >= first
         ], []

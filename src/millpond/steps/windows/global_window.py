@@ -17,7 +17,7 @@ class GlobalAssigner(Assigner):
     is_timed = False
 
     def windows_for(self, key: bytes, at: int | None, row: Any, undo: Undo) -> tuple[list[OpenWindow], list[Extent]]:
-        return [self.open_window(key, GLOBAL, None, None, undo)], []
+        return [self.windows.open(key, GLOBAL, None, None, undo)], []
 
     def closes_at(self, w: OpenWindow) -> int:
         return MAX_TICKS

@@ -96,10 +96,17 @@ class HoppingAssigner(Assigner):
         unit = self.batch.unit
         if at is None or unit is None:
             raise self.batch.missing_time()
-        still_open, missed = self.grid.split(at, self.batch.late_mark(key))
-        return [
-            self.open_window(key, window_cell(start, end, unit), start, end, undo) for start, end in still_open
-        ], missed
+        # `Grid.split`, spelled out: this runs for every row.
+        grid, mark, open_window = self.grid, self.batch.late_mark(key), self.windows.open
+        windows: list[OpenWindow] = []
+        missed: list[Extent] = []
+        for start in starts_of(at, grid.size, grid.every, grid.offset):
+            end = start + grid.size
+            if mark is not None and end + grid.grace <= mark:
+                missed.append((start, end))
+            else:
+                windows.append(open_window(key, window_cell(start, end, unit), start, end, undo))
+        return windows, missed
 
     def closes_at(self, w: OpenWindow) -> int:
         assert w.end is not None

@@ -135,7 +135,9 @@ class Accumulators:
         self._step, self._view, self._codec, self._arrival = step, view, codec, arrival
         self._merging = merging  # whether windows merge; then each stores the arrival of its rows
         self.aggregations = aggregations
-        self._plan = [(name, a, traits_of(a), a.update) for name, a in aggregations.items()]
+        self._plan = [
+            (name, a, a.update, traits_of(a).is_pure, traits_of(a).is_collecting) for name, a in aggregations.items()
+        ]
         self.collects = any(traits_of(a).is_collecting for a in aggregations.values())
         self.needs_time = any(traits_of(a).needs_time for a in aggregations.values())
         self._pure_names = {name for name, a in aggregations.items() if traits_of(a).is_pure}
@@ -157,13 +159,13 @@ class Accumulators:
         if self.collects and not w.chunk_ids:
             self._ids += 1
             w.chunk_ids = (f"{self._arrival}.{self._ids}",)
-        for name, a, traits, update in self._plan:
-            if traits.is_pure:
+        for name, a, update, is_pure, is_collecting in self._plan:
+            if is_pure:
                 old = accs[name] if name in accs else a.initial()
                 new = accs[name] = update(old, row, time)
                 if new is not old and not _is_encodable(new):
                     self._codec.encode(new)  # a value that cannot be stored must fail here, with its row
-            elif traits.is_collecting:
+            elif is_collecting:
                 self._collect(w, name, a, row, time, stamp)
             else:
                 old = self._codec.decode(accs[name].data) if name in accs else a.initial()
@@ -192,18 +194,18 @@ class Accumulators:
         """Add all of another window to this one, as if they had been one window from the start."""
         assert into.arrived is not None and other.arrived is not None
         accs: dict[str, Any] = {}
-        for name, a, traits, _ in self._plan:
-            if traits.is_collecting:
+        for name, a, _, is_pure, is_collecting in self._plan:
+            if is_collecting:
                 continue
             x, y = into.accs.get(name, _MISSING), other.accs.get(name, _MISSING)
             if x is _MISSING or y is _MISSING:
                 if x is not _MISSING or y is not _MISSING:
                     accs[name] = y if x is _MISSING else x
                 continue
-            which = 1 if traits.merges_by_last else 0
+            which = 1 if traits_of(a).merges_by_last else 0
             if other.arrived[which] < into.arrived[which]:
                 x, y = y, x
-            if traits.is_pure:
+            if is_pure:
                 accs[name] = a.merge(x, y)
             else:
                 both = a.merge(self._codec.decode(x.data), self._codec.decode(y.data))
@@ -243,8 +245,8 @@ class Accumulators:
     def results(self, w: OpenWindow) -> dict[str, Any]:
         """Return the aggregates by name; the caller may change them."""
         found = {}
-        for name, a, traits, _ in self._plan:
-            if traits.is_collecting:
+        for name, a, _, _, is_collecting in self._plan:
+            if is_collecting:
                 found[name] = self._collected_values(w, name, a.kind)
             elif name not in w.accs:
                 found[name] = a.result(a.initial())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from millpond.log.segment import Change
 from millpond.replica import Entry, View
-from millpond.steps.windows.open_window import Accumulators, OpenWindow
+from millpond.steps.windows.open_window import Accumulators, OpenWindow, Undo
 
 
 class RowWindows:
@@ -27,6 +27,19 @@ class RowWindows:
         """Return the window of a cell if this batch has read or opened it."""
         windows = self._by_cell.get(key)
         return None if windows is None else windows.get(cell)
+
+    def open(self, key: bytes, cell: bytes, start: int | None, end: int | None, undo: Undo) -> OpenWindow:
+        """Return the window of a cell, live: read from state, or new. It is saved to `undo` first."""
+        windows = self._by_cell.get(key)
+        w = None if windows is None else windows.get(cell)
+        if w is None:
+            w = self.get(key, cell, start, end)
+        undo.append(w.save())
+        if not w.is_live:  # new, or closed earlier in this batch
+            self._accumulators.clear(w)
+            w.pane, w.has_news, w.retractable, w.trigger_state, w.newest = 0, False, (), None, None
+            w.is_live = True
+        return w
 
     def get(self, key: bytes, cell: bytes, start: int | None, end: int | None) -> OpenWindow:
         """Return the window of a cell, read from state if need be. A new one is not live yet."""

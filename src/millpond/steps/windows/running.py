@@ -50,12 +50,7 @@ ASSIGNERS: dict[type[Window], type[Assigner]] = {
 }
 
 
-class _Pane(NamedTuple):
-    """An output row of a window, with its event time."""
-
-    key: bytes
-    row: dict[str, Any]
-    time: int | None
+_Pane = tuple[bytes, dict[str, Any], int | None]  # the key, the output row, and its event time
 
 
 class _WaitingRow(NamedTuple):
@@ -145,8 +140,8 @@ class RunningWindows(Running):
             for saved in reversed(undo):
                 saved() if callable(saved) else restore_window(saved)
             raise
-        for pane in panes:
-            self._outputs.add(key, self._batch.keys[key], pane.row, pane.time, order)
+        for _, output, time in panes:
+            self._outputs.add(key, self._batch.keys[key], output, time, order)
         if missed:
             assert at is not None
             self._late.add(order, key, at, row, missed)
@@ -231,10 +226,10 @@ class RunningWindows(Running):
             # At the time that the pane had: a window over these rows takes it out where it was put in.
             for start, end, number, old, *then in w.retractable:
                 row = pane_row(names, key, batch.bounds(start, end), number, False, old) | {RETRACTED: True}
-                panes.append(_Pane(w.key, row, then[0] if then else time))
+                panes.append((w.key, row, then[0] if then else time))
             w.retractable = ((w.start, w.end, w.pane, copy_value(results), time),)
         row = pane_row(names, key, batch.bounds(w.start, w.end), w.pane, is_final, results)
-        panes.append(_Pane(w.key, row, time))
+        panes.append((w.key, row, time))
         w.pane += 1
         w.has_news, w.is_changed = False, True
         if self._step.panes == "discard":
@@ -249,8 +244,8 @@ class RunningWindows(Running):
             start, end = self._batch.bounds(w.start, w.end)
             failed = FailedRow(self._batch.key(w.key), {"window_start": start, "window_end": end}, ENDING)
             self._context.failures.handle(self._step.on_error, self._step.name, error, failed)
-        for pane in panes:
-            self._outputs.add(pane.key, self._batch.key(pane.key), pane.row, pane.time)
+        for key, output, time in panes:
+            self._outputs.add(key, self._batch.key(key), output, time)
 
     # --- the end of the batch ---
 
