@@ -365,9 +365,9 @@ if __name__ == "__main__":
     once()
 """
 LOADED = """
-from millpond.cli.load_program import loaded
+from millpond.cli.load_program import load_app
 import sys
-with loaded("pkg/app.py") as app:
+with load_app("pkg/app.py") as app:
     sys.modules["__main__"].once()
 """
 STARTS = {
