@@ -113,7 +113,7 @@ def stopped(work: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
 
 def in_a_transaction(place: Path) -> dict[str, int]:
     """Stopped with the store's lock in hand, and LMDB's."""
-    originals = {name: getattr(local, name) for name in ("_put", "filled")}
+    originals = {name: getattr(local, name) for name in ("_put", "append_table")}
 
     def stopping(name: str) -> Callable[..., Any]:
         def put(*args: Any) -> Any:
