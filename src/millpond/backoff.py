@@ -11,7 +11,7 @@ JITTER = 0.1  # the part of a pause that is left to chance, so that many clients
 
 @dataclass(frozen=True)
 class Backoff:
-    """A series of pauses, in seconds. How many attempts are made is decided by whoever uses it.
+    """A series of pauses, in seconds. The caller decides how many attempts are made.
 
     >>> from millpond.backoff import Backoff
     >>> 0.9 <= Backoff(first=1.0, longest=60.0).pause(1) <= 1.0

@@ -123,7 +123,7 @@ class Failures:
         if isinstance(policy, Retry):
             if again is not None:
                 for attempt in range(policy.times):
-                    self.clock.sleep(policy.backoff * 2**attempt)
+                    self.clock.sleep(policy.backoff * 2**attempt)  # as the program asked for: without jitter
                     try:
                         return again()
                     except FAULTS as next_error:
