@@ -60,3 +60,17 @@ def test_an_app_that_runs_in_this_process_is_left_alone(tmp_path: Path, verb: st
     given = ["out"] if verb == "drop_outputs" else ["n"] if verb in ("changes", "rebuild") else []
     with pytest.raises(mp.errors.InvalidUse, match="app 'shop' is running in this process"):
         getattr(app.admin, verb)(*given, **how)
+
+
+def test_an_admin_that_was_taken_before_a_run_sees_what_the_run_has_changed(tmp_path: Path) -> None:
+    app = mp.App("shop", str(tmp_path / "state"), 1, local_dir=str(tmp_path / "local"))
+    rows = app.stream("rows", mp.sources.rows([])).key_by(k=lambda row: row)
+    rows.aggregate("n", n=mp.count()).to("out", mp.sinks.memory())
+    admin = app.admin
+    app._storage = storage = mp.lowlevel.storage(mp.App("shop", str(tmp_path / "elsewhere"), 1))
+    with mp.testing.TestDriver(app, storage) as driver:
+        driver.send("rows", ["a"])
+    assert len(list(admin.changes("n"))) == 1
+    app._running = True
+    with pytest.raises(mp.errors.InvalidUse, match="is running in this process"):
+        admin.clear(force=True)

@@ -63,13 +63,16 @@ class StateChange:
 
 @dataclass(frozen=True)
 class AppAccess:
-    """What an `App` adds to its state: its settings, its program, and a runtime that can run it."""
+    """What an `App` adds to its state: its settings, its program, and a runtime that can run it.
+
+    Functions are called when an action begins: an `Admin` that was taken before a run sees what the run has changed.
+    """
 
     keep: Keep
     partitions: int | None
     local_dir: str | None
-    is_running: bool  # in this process
-    has_program: bool  # False if the app was made only to look at its state
+    is_running: Callable[[], bool]  # in this process
+    has_program: Callable[[], bool]  # False if the app was made only to look at its state
     compile_program: Callable[[], Program]
     share_storage: Callable[[], Storage]  # the storage, in a place that workers can reach
     open_runtime: Callable[[Program, Any], AbstractContextManager[Runtime]]
@@ -88,8 +91,14 @@ class Admin:
     True
     """
 
-    def __init__(self, name: str, storage: Storage, clock: Clock, access: AppAccess | None = None) -> None:
-        self.name, self._storage, self._clock, self._access = name, storage, clock, access
+    def __init__(
+        self, name: str, find_storage: Callable[[], Storage], clock: Clock, access: AppAccess | None = None
+    ) -> None:
+        self.name, self._find_storage, self._clock, self._access = name, find_storage, clock, access
+
+    @property
+    def _storage(self) -> Storage:
+        return self._find_storage()
 
     def rescale(
         self, partitions: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False
@@ -290,7 +299,7 @@ class Admin:
 
     def _program(self) -> Program | None:
         """The program, for its sinks; None if the app was opened without it."""
-        return self._access.compile_program() if self._access is not None and self._access.has_program else None
+        return self._access.compile_program() if self._access is not None and self._access.has_program() else None
 
     def _stopped_app(self, progress: ProgressCallback | None = None, force: bool = False) -> StoppedApp:
         self._check_not_running()
@@ -298,7 +307,7 @@ class Admin:
         return app if progress is None else replace(app, progress=progress)
 
     def _check_not_running(self, where: str = "") -> None:
-        if self._access is not None and self._access.is_running:
+        if self._access is not None and self._access.is_running():
             raise InvalidUse(
                 f"{where}app {self.name!r} is running in this process. Stop it first; nothing was changed."
             )
@@ -448,7 +457,7 @@ class ReadOnlyApp(AdminVerbs):
         >>> import millpond as mp
         >>> def check(): return mp.open("state", "orders").admin.verify()
         """
-        return Admin(self.name, self._storage, self._clock)
+        return Admin(self.name, lambda: self._storage, self._clock)
 
     def state(self, step: str) -> StateView:
         """Return a view of a step's state, as of the newest commit.

@@ -231,13 +231,13 @@ class App(AdminVerbs):
             keep=self.keep,
             partitions=self.partitions,
             local_dir=self.local_dir,
-            is_running=self._running,
-            has_program=bool(self._graph.nodes),
+            is_running=lambda: self._running,
+            has_program=lambda: bool(self._graph.nodes),
             compile_program=self._program,
             share_storage=self._shared_storage,
             open_runtime=self._open_runtime,
         )
-        return Admin(self.name, self._open_storage(), self._clock, access)
+        return Admin(self.name, self._open_storage, self._clock, access)
 
     def state(self, step: str) -> StateView:
         """Return a view of a step's state, as of the newest commit.

@@ -194,11 +194,22 @@ _OWN_TYPES = {
     "millpond.flow:Chunk": "millpond.sources.base:Chunk",
     "millpond.flow:Delivery": "millpond.sinks.base:Delivery",
     "millpond.flow:Registration": "millpond.sinks.base:Registration",
+    "millpond.run.loop:Settings": "millpond.driver.loop:Settings",
     "millpond.run.maintenance:Verdict": "millpond.maintenance.verify:Verdict",
     "millpond.run.rebuild:Difference": "millpond.maintenance.rebuild:Difference",
+    "millpond.run.retention:Keep": "millpond.log.retention:Keep",
+    "millpond.steps.external:External": "millpond.steps.verbs.external:External",
     "millpond.steps.timers:Timer": "millpond.steps.state.timers:Timer",
+    "millpond.steps.ttl:TTL": "millpond.steps.state.ttl:TTL",
     "millpond.upkeep:StateChange": "millpond.admin:StateChange",
     "millpond.view:Moment": "millpond.state_view:Moment",
+    "millpond.windows.kinds:Hopping": "millpond.steps.windows.definitions:Hopping",
+    "millpond.windows.kinds:Session": "millpond.steps.windows.definitions:Session",
+    "millpond.windows.kinds:Sliding": "millpond.steps.windows.definitions:Sliding",
+    "millpond.windows.kinds:Global": "millpond.steps.windows.definitions:Global",
+    "millpond.windows.kinds:Counting": "millpond.steps.windows.definitions:Counting",
+    "millpond.windows.triggers:Event": "millpond.steps.windows.triggers:Event",
+    "millpond.windows.triggers:Trigger": "millpond.steps.windows.triggers:Trigger",
 }
 _STORED_AS = {now: stored for stored, now in _OWN_TYPES.items()}
 

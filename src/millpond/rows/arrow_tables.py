@@ -21,6 +21,7 @@ class TableUse:
     whole: str  # that needs the table
     column: str
     otherwise: str  # what to do with rows that do not fit
+    is_exact: bool = False  # values must come back equal and of the same type
 
 
 PARQUET = TableUse("a Parquet file", "a Parquet column", "use format='jsonl'")
@@ -32,9 +33,9 @@ _NESTED_TYPES = (dict, list, tuple, set, frozenset)
 def rows_to_table(rows: list[Any], use: TableUse = PARQUET) -> pa.Table:
     """Return a table with a column per field, in the order of first appearance; a field that a row lacks is null.
 
-    Rows are dicts, dataclasses or Structs. UUIDs become strings, sets and tuples lists. Integers and floats
-    may share a column; any other mixture raises InvalidUse, because Arrow would silently truncate a datetime to
-    its date, or take bytes for text.
+    Rows are dicts, dataclasses or Structs. UUIDs become strings, sets and tuples lists, and records in a field dicts;
+    an exact use refuses these. Integers and floats may share a column; any other mixture raises InvalidUse, because
+    Arrow would silently truncate a datetime to its date, or take bytes for text.
 
     >>> rows_to_table([{"a": 1}, {"a": 2.5, "b": "x"}]).to_pylist()
     [{'a': 1.0, 'b': None}, {'a': 2.5, 'b': 'x'}]
@@ -69,6 +70,8 @@ def _record(row: Any, use: TableUse) -> Mapping[Any, Any]:
 def strict_column(name: str, values: list[Any], use: TableUse) -> Any:
     """Return an Arrow array of values that all have one type; InvalidUse names the field if they do not."""
     types = set(map(type, values))
+    if use.is_exact:
+        _refuse_inexact(name, values, use)
     if types & {datetime, uuid.UUID} or not types.isdisjoint(_NESTED_TYPES) or any(map(_is_record, types)):
         values = [_to_plain(value, use) for value in values]
     kinds: dict[str, str] = {}
@@ -81,6 +84,21 @@ def strict_column(name: str, values: list[Any], use: TableUse) -> Any:
         raise InvalidUse(
             f"field {name!r} cannot be {use.column}: {error}. Convert it with map(), or {use.otherwise}."
         ) from None
+
+
+def _refuse_inexact(path: str, values: list[Any], use: TableUse) -> None:
+    """Raise InvalidUse for a value that Arrow would give back as one of another type."""
+    for value in values:
+        if isinstance(value, uuid.UUID | tuple | set | frozenset) or _is_record(type(value)):
+            raise InvalidUse(
+                f"field {path!r} cannot be {use.column}: a {type(value).__name__} would come back as another type. "
+                f"Convert it with map(), or {use.otherwise}."
+            )
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                _refuse_inexact(f"{path}.{key}", [inner], use)
+        elif isinstance(value, list):
+            _refuse_inexact(f"{path}[]", value, use)
 
 
 def _is_record(kind: type) -> bool:

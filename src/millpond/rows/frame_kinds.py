@@ -66,6 +66,9 @@ class PolarsFrames:
         polars = _import_library("polars")
         if not isinstance(frame, polars.DataFrame):
             raise _wrong_return(self, frame)
+        for name, kind in frame.schema.items():
+            if "Object" in repr(kind):  # to_arrow would return the addresses of the objects
+                raise InvalidUse(f"expected columns without Python objects, got column {name!r} of type {kind!r}")
         return frame.to_arrow(compat_level=polars.CompatLevel.oldest())
 
 
@@ -103,7 +106,7 @@ class PandasFrames:
         return pa.Array.from_pandas(series)
 
 
-FRAME_USE = TableUse("map_batch", "a column", "call map() instead of map_batch()")
+FRAME_USE = TableUse("map_batch", "a column", "call map() instead of map_batch()", is_exact=True)
 
 _KINDS: tuple[FrameKind, ...] = (ArrowTables(), PolarsFrames(), PandasFrames())
 

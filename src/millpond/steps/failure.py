@@ -169,7 +169,7 @@ class Failures:
         policy = policy.then if isinstance(policy, Retry) else policy
         if policy == "stop" and not isinstance(error, (Unreadable, Incompatible, Corrupt)):
             failure = stop_for_error(step, error, self.batch).failure
-            text = f"{failure.error}, in a call with {len(rows)} row{'s' if len(rows) > 1 else ''}"
+            text = f"{failure.error.removesuffix('.')}, in a call with {len(rows)} row{'s' if len(rows) > 1 else ''}"
             trace = "" if isinstance(error, InvalidUse) else failure.traceback
             raise Stop(StepFailed(step, batch=self.batch, error=text, traceback=trace)) from error
         for i, row in enumerate(rows.objects()):

@@ -6,6 +6,7 @@ import datetime as dt
 import functools
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -262,7 +263,7 @@ def test_a_row_that_cannot_become_python_objects_fails_alone():
             [1, 2],
             r"map_batch needs rows with fields \(dicts, dataclasses or Structs\), got int: 1\. Map the rows to dicts",
         ),
-        ([{}, {}], r"map_batch needs rows with fields, got rows without any\. Call map\(\) instead of map_batch\(\)\."),
+        ([{}, {}], r"map_batch needs rows with fields, got rows without any\. Call map\(\) instead of map_batch\(\),"),
         ([{1: 2}], "a column needs a string as its name, got 1"),
         ([{"a": 1}, {"a": "x"}], "field 'a': expected one type in a column, got int and str"),
         ([{"a": 2**70}], "field 'a' cannot be a column: .*Convert it with map"),
@@ -508,3 +509,65 @@ def test_a_function_cannot_end_its_process(error):
 
     with pytest.raises(StepFailed, match=f"{type(error).__name__}: enough, in a call with 1 row\n"):
         piped(lambda s: s.map_batch(leave), ROWS[:1])
+
+
+# --- values and types that a table cannot hold as they are ---
+
+
+@pytest.mark.parametrize("value", [uuid.UUID(int=3), (1, 2), {1}, [{"inner": (1,)}]])
+def test_a_value_that_would_come_back_as_another_type_is_refused(value):
+    with pytest.raises(StepFailed, match="would come back as another type"):
+        piped(lambda s: s.map_batch(as_they_are), [{"v": value}])
+
+
+ODD_COLUMNS = {
+    "run-end encoded": lambda: pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), pa.array([7])),
+    "an unknown zone": lambda: pa.array([0], pa.timestamp("us", "No/Where")),
+    "two fields of one name": lambda: pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"]),
+    "a duration that is too long": lambda: pa.array([2**50], pa.duration("s")),
+    "nanoseconds in a list": lambda: pa.array([[1]], pa.list_(pa.timestamp("ns", "UTC"))),
+    "an extension type": lambda: pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16], pa.binary(16))),
+    "a union": lambda: pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])]),
+}
+
+
+@pytest.mark.parametrize("column", ODD_COLUMNS.values(), ids=ODD_COLUMNS)
+def test_a_column_that_cannot_become_python_objects_fails_in_the_call(column):
+    def odd(table: pa.Table) -> pa.Table:
+        return table.append_column("odd", column())
+
+    assert piped(lambda s: s.map_batch(odd, on_error="skip"), [{"v": 1}]) == []
+    with pytest.raises(StepFailed, match="expected the function to return columns that can become Python objects"):
+        piped(lambda s: s.map_batch(odd), [{"v": 1}])
+
+
+def test_durations_and_nested_times_become_those_of_python():
+    def timed(frame: pd.DataFrame) -> pd.DataFrame:
+        frame["took"] = pd.to_timedelta(["1s"] * len(frame))
+        return frame
+
+    assert piped(lambda s: s.map_batch(timed), [{"v": 1}]) == [{"v": 1, "took": dt.timedelta(seconds=1)}]
+
+    def listed(table: pa.Table) -> pa.Table:
+        return table.append_column("at", pa.array([[1_714_564_800_000_000_000]], pa.list_(pa.timestamp("ns", "UTC"))))
+
+    (row,) = piped(lambda s: s.map_batch(listed), [{"v": 1}])
+    assert row["at"] == [dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)] and type(row["at"][0]) is dt.datetime
+
+
+def test_python_objects_in_a_polars_frame_are_refused():
+    def objects(frame: pl.DataFrame) -> pl.DataFrame:
+        return frame.with_columns(o=pl.Series([{1, 2}] * len(frame), dtype=pl.Object))
+
+    with pytest.raises(StepFailed, match="expected columns without Python objects, got column 'o'"):
+        piped(lambda s: s.map_batch(objects), [{"v": 1}])
+
+
+def test_a_panic_of_a_library_is_an_error_of_the_call():
+    class Panic(BaseException):
+        pass
+
+    def panics(table: pa.Table) -> pa.Table:
+        raise Panic("oh")
+
+    assert piped(lambda s: s.map_batch(panics, on_error="skip"), [{"v": 1}]) == []

@@ -24,6 +24,7 @@ import pyarrow as pa
 from millpond.errors import InvalidUse
 from millpond.rows.arrow_objects import raw_row, unreadable_rows
 from millpond.rows.arrow_tables import rows_to_table
+from millpond.rows.arrow_types import readable_table
 from millpond.rows.frame_kinds import FRAME_USE, FrameKind
 from millpond.rows.rows import BadInput, Keys, Rows
 from millpond.steps.failure import FAULTS, OnError, Retry
@@ -71,10 +72,15 @@ class RunningMapBatch:
 
     def _call(self, rows: Rows) -> pa.Table:
         given = rows.data if rows.form == "arrow" else rows_to_table(rows.objects(), FRAME_USE)
-        table = self._frames.to_arrow(self._f(self._frames.from_arrow(given)))
+        try:
+            table = self._frames.to_arrow(self._f(self._frames.from_arrow(given)))
+        except BaseException as error:
+            if isinstance(error, (*FAULTS, KeyboardInterrupt)):
+                raise
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error  # a panic of a library written in Rust
         _check_columns(table)
         _check_count(rows, len(table))
-        return table.replace_schema_metadata(None)
+        return readable_table(table.replace_schema_metadata(None))
 
     def _drop_unreadable(self, rows: Rows) -> Rows:
         """Let rows fail here that cannot become Python objects, and not in the step that needs them."""
