@@ -379,7 +379,7 @@ def test_a_step_of_another_kind_under_the_same_name_is_incompatible(storage):
     app = mp.App("counts")
     app.stream("rows", mp.sources.rows([])).key_by(key=lambda key: key).apply("count", lambda row, state: None)
     with pytest.raises(
-        mp.errors.Incompatible, match="step 'count' is a apply in the program, and its state was kept by"
+        mp.errors.Incompatible, match="step 'count' is of kind apply in the program, and its state is of kind"
     ):
         TestDriver(app, storage=storage)
 

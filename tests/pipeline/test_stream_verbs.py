@@ -204,3 +204,13 @@ def test_each_name_is_given_once():
 def test_what_makes_no_program_is_refused_where_it_is_written(build, words):
     with pytest.raises(mp.errors.InvalidUse, match=words):
         build(mp.App("refused").stream("rows", mp.sources.rows([])))
+
+
+# Verbs of `Stream` that return a stream without keys, or no stream: a keyed stream has them as they are.
+LEAVES_KEYS_BEHIND = {"key_by", "union", "to"}
+
+
+def test_a_keyed_stream_keeps_its_key_through_every_other_verb() -> None:
+    stream, keyed = mp.Stream, mp.KeyedStream
+    verbs = {name for name, member in vars(stream).items() if not name.startswith("_") and callable(member)}
+    assert verbs - LEAVES_KEYS_BEHIND - vars(keyed).keys() == set()

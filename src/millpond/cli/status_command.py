@@ -252,7 +252,7 @@ def _print(found: Status) -> None:
     if recent.late or recent.skipped:
         names = sorted({*recent.late, *recent.skipped})
         counts = ((name, f"{recent.late.get(name, 0):,}", f"{recent.skipped.get(name, 0):,}") for name in names)
-        title = f"rows left out in the last {recent.batches} batches"
+        title = f"rows left out in the last {recent.batches} batch{'' if recent.batches == 1 else 'es'}"
         print_table(title, ["step or stream", "late", "skipped"], counts, numbers=["late", "skipped"])
 
 

@@ -103,7 +103,7 @@ def check_steps(program: Program, last: Record) -> None:
         info = last.steps.get(name) or last.steps.get(step.state.renamed_from or "")
         if info is not None and layout_of(info.kind) != layout_of(step.kind):
             raise Incompatible(
-                f"app {program.app!r}: step {name!r} is a {step.kind} in the program, and its state was kept by a "
+                f"app {program.app!r}: step {name!r} is of kind {step.kind} in the program, and its state is of kind "
                 f"{info.kind}. Give the new step another name, or clear the app's state; nothing was changed."
             )
         if info is not None:

@@ -197,7 +197,7 @@ def _open_view(
     belongs: Callable[[View], bool],
 ) -> tuple[View, ExitStack]:
     """Return a view that is up to date, and what closes it."""
-    trouble: Exception | None = None
+    trouble: BaseException | None = None
     for _ in range(_ATTEMPTS):
         try:
             with ExitStack() as attempt:
@@ -229,18 +229,18 @@ def _check_history(view: View, belongs: Callable[[View], bool]) -> None:
         raise Damaged(f"record {view.position} is of another history")
 
 
-def _replica_unavailable(folder: Path, trouble: Exception | None) -> Unavailable:
+def _replica_unavailable(folder: Path, trouble: BaseException | None) -> Unavailable:
     return Unavailable(
         f"local replica {folder}: it cannot be kept there: {trouble}. {_advice(folder, trouble)}, or choose another "
         "local_dir; the state itself is safe in the log."
     )
 
 
-def _is_full(error: Exception | None) -> bool:
+def _is_full(error: BaseException | None) -> bool:
     return any(text in str(error) for text in _FULL)  # LMDB gives no number
 
 
-def _advice(folder: Path, error: Exception | None) -> str:
+def _advice(folder: Path, error: BaseException | None) -> str:
     if not _is_full(error):
         return "See that the folder can be written"
     there = next((place for place in folder.parents if place.exists()), Path("/"))

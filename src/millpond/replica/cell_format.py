@@ -24,8 +24,12 @@ pack_time, unpack_time = _due.pack, _due.unpack_from
 KEY_ROOM, _CELL_ROOM, _KEPT = 240, 240, 200
 
 
-class Damaged(Exception):
-    """A store contains bytes that no writer put there. It is thrown away and rebuilt from the log."""
+class Damaged(BaseException):
+    """A store contains bytes that no writer put there. It is thrown away and rebuilt from the log.
+
+    Not an `Exception`: state is read inside the user's functions, and neither their `except Exception` nor the error
+    policy of a row may take damage of the store for an error of the row.
+    """
 
 
 def _fit(part: bytes, room: int) -> bytes:

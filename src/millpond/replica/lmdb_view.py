@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 from zlib import crc32
+
+import lmdb
 
 from millpond.replica.cell_format import (
     CELL_HEAD,
@@ -30,6 +33,36 @@ _NUL = b"\x00"
 CELLS, DUE, WALL = "step:", "due:", "wall:"  # how the names of a store's databases begin; the step's follows
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _reads(read: Callable[P, T]) -> Callable[P, T]:
+    """Raise errors of LMDB as `Damaged`: a function of the user's may raise errors of an LMDB of its own."""
+
+    @wraps(read)
+    def checked_read(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except lmdb.Error as error:
+            raise Damaged(str(error)) from error
+
+    return checked_read
+
+
+def _iterates(read: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """Do the same for a generator."""
+
+    @wraps(read)
+    def checked_read(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        try:
+            yield from read(*args, **kwargs)
+        except lmdb.Error as error:
+            raise Damaged(str(error)) from error
+
+    return checked_read
+
+
 class LmdbView:
     """A `View` of one version of a store; it stays the same while others write.
 
@@ -44,6 +77,7 @@ class LmdbView:
         self._databases = {name[5:]: database for name, database in databases.items() if name.startswith(CELLS)}
         self._by_time = {name: database for name, database in databases.items() if not name.startswith(CELLS)}
 
+    @_reads
     def get(self, step: str, key: bytes, cell: bytes = b"") -> bytes | None:
         database = self._databases.get(step)
         if database is None:
@@ -55,6 +89,7 @@ class LmdbView:
             return None
         return unpack_cell(at, data)
 
+    @_reads
     def get_many(self, step: str, keys: Sequence[bytes]) -> list[bytes | None]:
         database = self._databases.get(step)
         if database is None:
@@ -71,7 +106,7 @@ class LmdbView:
                 absent.append(at)
                 keep(None)
                 continue
-            # `unpack`, spelled out for a value with an event time at most: the calls would be most of the work.
+            # `unpack_cell`, written out for a value with an event time at most: the calls would be most of the work.
             try:
                 check, flags = head(data)
             except struct.error:
@@ -87,12 +122,14 @@ class LmdbView:
             self._check_absent(self._txn.cursor(db=database), sorted(absent))
         return found
 
+    @_reads
     def get_cells(self, step: str, keys: Sequence[bytes], cells: Sequence[bytes]) -> list[bytes | None]:
         database = self._databases.get(step)
         if database is None:
             return [None] * len(keys)
         return self._values(database, list(map(store_key, keys, cells)))
 
+    @_reads
     def entry(self, step: str, key: bytes, cell: bytes = b"") -> Entry | None:
         database = self._databases.get(step)
         if database is None:
@@ -104,6 +141,7 @@ class LmdbView:
             return None
         return Entry(key, cell, unpack_cell(at, data), *cell_times(data))
 
+    @_iterates
     def entries(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[Entry]:
         database = self._databases.get(step)
         if database is None:
@@ -123,6 +161,7 @@ class LmdbView:
     def scan(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[tuple[bytes, bytes, bytes]]:
         return ((entry.key, entry.cell, entry.value) for entry in self.entries(step, key, cell))
 
+    @_iterates
     def range(self, step: str, key: bytes, first: bytes, last: bytes) -> Iterator[Entry]:
         database = self._databases.get(step)
         if database is None:
@@ -137,6 +176,7 @@ class LmdbView:
             value = unpack_cell(at, data)
             yield Entry(*cell_address(at, data), value, *cell_times(data))
 
+    @_reads
     def last(self, step: str, key: bytes, first: bytes, last: bytes) -> Entry | None:
         database = self._databases.get(step)
         if database is None:
@@ -157,6 +197,7 @@ class LmdbView:
     def latest(self, step: str) -> int | None:
         return self._latest.get(step) if self.has_times(step) else -MAX_TICKS
 
+    @_iterates
     def due(
         self, step: str, until: int, *, wall: bool = False, after: int | None = None, exclude: Container[bytes] = ()
     ) -> Iterator[Entry]:
@@ -181,6 +222,7 @@ class LmdbView:
                 raise Damaged(f"the index by time of {at[:80]!r}")
             yield found
 
+    @_reads
     def all_due(
         self, step: str, until: int, *, exclude: Container[bytes] = ()
     ) -> tuple[list[bytes], list[bytes], list[bytes]]:
@@ -205,7 +247,7 @@ class LmdbView:
                 check, flags = head(data)
             except struct.error:
                 raise Damaged(f"a value of {len(data)} bytes") from None
-            if flags == HAS_DUE:  # `read`, spelled out
+            if flags == HAS_DUE:  # `read_cell`, written out
                 value = data[5:]
                 if crc32(value, crc32(at, flags)) != check:
                     raise Damaged(f"checksum of {at[:80]!r}")
@@ -223,6 +265,7 @@ class LmdbView:
             values.append(value)
         return keys, cells, values
 
+    @_reads
     def count(self, step: str) -> int:
         database = self._databases.get(step)
         return 0 if database is None else int(self._txn.stat(database)["entries"])

@@ -48,6 +48,8 @@ def readable_table(table: pa.Table) -> pa.Table:
 
 def _readable_type(kind: Any) -> Any:
     """Return the type that a column of this type is cast to; InvalidUse if there is none."""
+    if kind == pa.uuid():
+        return kind
     if isinstance(kind, pa.BaseExtensionType):
         raise InvalidUse("it is an extension type")
     if any(is_plain(kind) for is_plain in _PLAIN_TYPES):

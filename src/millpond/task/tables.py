@@ -27,8 +27,11 @@ from millpond.steps.verbs.table import ROW
 from millpond.storage import Storage
 
 
-class DamagedTable(Exception):
-    """The replica of a whole table is damaged. The partition's own replica is not, and need not be rebuilt."""
+class DamagedTable(BaseException):
+    """The replica of a whole table is damaged. The partition's own replica is not, and need not be rebuilt.
+
+    Like `Damaged`, not an `Exception`: it is never an error of a row.
+    """
 
     def __init__(self, table: str) -> None:
         super().__init__(table)

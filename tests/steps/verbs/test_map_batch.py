@@ -526,7 +526,9 @@ ODD_COLUMNS = {
     "two fields of one name": lambda: pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"]),
     "a duration that is too long": lambda: pa.array([2**50], pa.duration("s")),
     "nanoseconds in a list": lambda: pa.array([[1]], pa.list_(pa.timestamp("ns", "UTC"))),
-    "an extension type": lambda: pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16], pa.binary(16))),
+    "an extension type": lambda: pa.ExtensionArray.from_storage(
+        pa.opaque(pa.int32(), "a", "b"), pa.array([1], pa.int32())
+    ),
     "a union": lambda: pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])]),
 }
 

@@ -213,7 +213,7 @@ def test_a_table_cannot_go_on_with_the_state_of_another_kind_of_step():
 
     with TestDriver(app(lambda app, rows: app.table("t", rows))) as driver:
         driver.send("rows", [{"k": 1}])
-        with pytest.raises(Incompatible, match="step 't' is a aggregate in the program, and its state was kept by a"):
+        with pytest.raises(Incompatible, match="step 't' is of kind aggregate in the program, and its state is of"):
             driver.restart(app(lambda app, rows: rows.aggregate("t", n=mp.count())))
 
 
