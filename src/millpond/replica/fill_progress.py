@@ -39,7 +39,7 @@ class FillProgress:
 def summary_text(cells: int, size: int, seconds: float) -> str:
     """Return what was loaded into a replica, in words.
 
-    >>> filled(1_000_000, 120_000_000, 2.13)
+    >>> summary_text(1_000_000, 120_000_000, 2.13)
     '1,000,000 cells, 120.0 MB in 2.1 s'
     """
     return f"{cells:,} cells, {size / 1e6:.1f} MB in {seconds:.1f} s"
@@ -48,7 +48,7 @@ def summary_text(cells: int, size: int, seconds: float) -> str:
 def remaining_text(done: int, cells: int, seconds: float) -> str:
     """Return how much is loaded, and about how long the rest will take, in words.
 
-    >>> left(250_000, 1_000_000, 2.0)
+    >>> remaining_text(250_000, 1_000_000, 2.0)
     '250,000 of 1,000,000 cells, about 6 s left'
     """
     rest = seconds * (cells - done) / done if done else 0.0
