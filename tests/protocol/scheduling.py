@@ -325,12 +325,17 @@ def watched(folder: str, scheduler: Scheduler) -> Iterator[None]:
 
 @contextmanager
 def seeded_ids(seed: int = 0) -> Iterator[None]:
-    """Let Millpond's random ids come from a seed, so that names, and the order of listings, are the same each time."""
-    chance = random.Random(seed)
+    """Let Millpond's random ids come from a seed, so that names, and the order of listings, are the same each time.
+
+    Each thread has ids of its own: a thread that an earlier test has left behind changes no one else's.
+    """
+    chances: dict[str, random.Random] = {}
 
     class Seeded:
         @staticmethod
         def uuid4() -> uuid.UUID:
+            thread = threading.current_thread().name
+            chance = chances.setdefault(thread, random.Random(f"{seed} {thread}"))
             return uuid.UUID(int=chance.getrandbits(128), version=4)
 
     with mock.patch("millpond.clock.uuid", Seeded):
