@@ -17,7 +17,7 @@ ENDING = [example for example in EXAMPLES if name_of(example) not in ENDLESS]
 
 
 @pytest.fixture(scope="module")
-def run_example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What each example prints. One process for all of them, because starting Spark is what takes time."""
     folder = tmp_path_factory.mktemp("examples")
     program = folder / "all.py"
