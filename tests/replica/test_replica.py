@@ -231,7 +231,7 @@ def test_processes_that_catch_one_replica_up_at_the_same_time_all_read_what_the_
     for process in processes:
         process.join()
     assert [text for text, _ in found] == ["", "", ""]
-    assert [path.name for path in (tmp_path / "p").glob("[!t]*")] == [f"g000001-{boot()}"], "and nobody built it anew"
+    assert [path.name for path in (tmp_path / "p").glob("[!t]*")] == [f"g000001-{boot()}"], "and it was not built again"
 
 
 def test_a_process_killed_while_it_catches_up_leaves_a_replica_at_some_record(folder, tmp_path):
