@@ -495,7 +495,7 @@ def play(scenario: Scenario, policy: Policy, folder: Path) -> Outcome:
     world = World(folder, scenario.options, scheduler)
     try:
         with ExitStack() as stack:
-            stack.enter_context(seeded_ids())
+            stack.enter_context(seeded_ids(scheduler))
             if scenario.options.spilled_positions:
                 from unittest import mock
 

@@ -145,7 +145,7 @@ class Scheduler:
     def __init__(self, policy: Policy | None = None) -> None:
         self._policy = policy or Policy()
         self._actors: dict[str, Actor] = {}
-        self._threads: dict[int, Actor] = {}
+        self._threads: dict[threading.Thread, Actor] = {}  # by the thread itself: an ident is used again
         self._over = threading.Event()
         self._uncounted = 0
         self.points: list[Point] = []
@@ -190,7 +190,7 @@ class Scheduler:
 
     def _run(self, actor: Actor) -> None:
         actor.gate.acquire()
-        self._threads[threading.get_ident()] = actor
+        self._threads[threading.current_thread()] = actor
         try:
             if actor.is_killed:
                 raise Killed
@@ -211,7 +211,7 @@ class Scheduler:
 
     def point(self, call: str) -> None:
         """A scheduling point of the actor whose thread this is; nothing happens in other threads."""
-        actor = self._threads.get(threading.get_ident())
+        actor = self._threads.get(threading.current_thread())
         if actor is None:
             return
         if actor.is_killed:
@@ -232,6 +232,12 @@ class Scheduler:
         actor.gate.acquire()
         if actor.is_killed:
             raise Killed
+
+    @property
+    def running_actor(self) -> str | None:
+        """The name of the actor whose thread this is; None in any other thread."""
+        actor = self._threads.get(threading.current_thread())
+        return None if actor is None else actor.name
 
     def kill(self, name: str) -> None:
         """Kill another actor where it is parked, if it has begun. Its thread ends when it is next scheduled."""
@@ -324,18 +330,22 @@ def watched(folder: str, scheduler: Scheduler) -> Iterator[None]:
 
 
 @contextmanager
-def seeded_ids(seed: int = 0) -> Iterator[None]:
-    """Let Millpond's random ids come from a seed, so that names, and the order of listings, are the same each time.
+def seeded_ids(scheduler: Scheduler, seed: int = 0) -> Iterator[None]:
+    """Let random ids come from a seed, so that names, and the order of listings, are the same each time.
 
-    Each thread has ids of its own: a thread that an earlier test has left behind changes no one else's.
+    Each actor has ids of its own, and so has the thread that calls this. Any other thread, such as one that an earlier
+    test has left behind, gets ids that are really random, and takes none of theirs.
     """
     chances: dict[str, random.Random] = {}
+    caller, real = threading.current_thread(), uuid.uuid4
 
     class Seeded:
         @staticmethod
         def uuid4() -> uuid.UUID:
-            thread = threading.current_thread().name
-            chance = chances.setdefault(thread, random.Random(f"{seed} {thread}"))
+            who = scheduler.running_actor or ("" if threading.current_thread() is caller else None)
+            if who is None:
+                return real()
+            chance = chances.setdefault(who, random.Random(f"{seed} {who}"))
             return uuid.UUID(int=chance.getrandbits(128), version=4)
 
     with mock.patch("millpond.clock.uuid", Seeded):

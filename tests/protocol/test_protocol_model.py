@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from scenarios import SCENARIOS
 from scheduling import KILL, Policy, Turn, as_text, from_text
 
 import millpond as mp
+from millpond.clock import new_id
 from millpond.sinks.base import Delivery
+from millpond.storage import open_storage
 
 SECONDS = float(os.environ.get("MILLPOND_MODEL_SECONDS", "0"))
 GIVEN = os.environ.get("MILLPOND_MODEL_SEED", "") or "1"
@@ -84,10 +87,44 @@ def test_a_schedule_gives_the_same_calls_each_time(folder: Path) -> None:
     assert from_text(as_text(schedule)) == schedule
 
 
+def test_threads_that_are_no_actors_change_no_call(folder: Path) -> None:
+    """Such as those that an earlier test has left behind."""
+    alone = play(SMALL, Policy(), folder / "alone")
+    over = threading.Event()
+
+    def write_files(number: int) -> None:
+        storage = open_storage(str(folder / "elsewhere"))
+        while not over.is_set():
+            storage.put(f"{number}", new_id().encode())  # which takes an id for the name of a temporary file, too
+
+    # A thread that has the name of an actor is none.
+    threads = [threading.Thread(target=write_files, args=(n,), name=name) for n, name in enumerate("ab")]
+    for thread in threads:
+        thread.start()
+    try:
+        beside = play(SMALL, Policy(), folder / "beside")
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert [(point.actor, point.call) for point in beside.points] == [(p.actor, p.call) for p in alone.points]
+
+
 def test_an_actor_that_is_killed_makes_no_further_call(folder: Path) -> None:
     outcome = play(SMALL, Policy((Turn(9, KILL),)), folder / "killed")
     assert outcome.ends["a"] == "killed"
     assert max(point.step for point in outcome.points if point.actor == "a") == 9
+
+
+def test_a_driver_is_fenced_if_a_newer_one_takes_over_while_it_reads_the_register_of_a_sink(folder: Path) -> None:
+    scenario = SCENARIOS["takeover"]
+    points = play(scenario, Policy(), folder / "alone").points
+    reads = [point.step for point in points if point.actor == "a" and point.call.startswith("open /_millpond/")]
+    assert len(reads) > 2
+    for step in reads:
+        outcome = play(scenario, Policy((Turn(step, "b"),)), folder / f"{step}")
+        assert outcome.ends["a"].startswith("Fenced") and outcome.ends["b"] == "done", str(outcome)
+        assert not outcome.violations, str(outcome)
 
 
 def test_a_sink_that_delivers_twice_is_found(folder: Path) -> None:

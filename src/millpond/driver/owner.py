@@ -195,10 +195,13 @@ class Owner:
 
     @contextmanager
     def detect_fencing(self) -> Iterator[None]:
-        """Raise `Fenced` instead of `Corrupt` if another driver owns the app: it may have removed what is missing."""
+        """Raise `Fenced` instead of `Corrupt` or `Incompatible` if another driver owns the app.
+
+        It may have removed what is missing: files, or the entry of this driver in the register of a target.
+        """
         try:
             yield
-        except Corrupt:
+        except (Corrupt, Incompatible):
             self.check()
             raise
 

@@ -301,6 +301,8 @@ class Targets:
         for number, attempt in ((found.claim, found.claim_attempt), (found.batch, found.attempt)):
             if number >= floor:
                 record = self._ledger.read(number)
+                if record is None and number < self._ledger.floor():  # it was removed since the floor was read
+                    continue
                 if record is None or record.attempt != attempt:
                     return False
         return True
