@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -25,7 +24,7 @@ from millpond.log.point import LogPoint
 from millpond.log.reach import MOST_READ_ATTEMPTS, read_beside_retention, within_reach
 from millpond.log.record import Record
 from millpond.replica import View
-from millpond.replica.catch_up import PartitionChanges, catch_up
+from millpond.replica.catch_up import MOST_REPLICA_ATTEMPTS, PartitionChanges, catch_up, repeated_damage
 from millpond.replica.cell_format import Damaged
 from millpond.replica.folders import default_home, partition_folder
 from millpond.replica.lmdb_store import close_below, delete_replicas
@@ -135,13 +134,13 @@ class StateView:
         log = LogPoint.of(record)
         folder, changes = partition_folder(self._home, log, partition), PartitionChanges(self._storage, partition)
         try:
-            for rebuild in (False, True):
-                with (
-                    suppress(Damaged),  # with `rebuild` it would be Unavailable
-                    catch_up(self._storage, log, folder, changes, rebuild=rebuild) as view,
-                ):
-                    return list(self._living(view, kind, record, key))
-            raise AssertionError("a replica that was rebuilt is whole, or Unavailable")
+            for attempt in range(MOST_REPLICA_ATTEMPTS):
+                try:
+                    with catch_up(self._storage, log, folder, changes, rebuild=attempt > 0) as view:
+                        return list(self._living(view, kind, record, key))
+                except Damaged as damage:
+                    trouble = repeated_damage(folder, damage)
+            raise trouble
         except Corrupt as error:
             if self._batch is not None:
                 self._record()  # which says so if the batch is no longer within reach

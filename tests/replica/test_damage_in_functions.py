@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from damaged_replicas import flip
 
 import millpond as mp
 from millpond.testing import TestDriver
@@ -33,21 +33,6 @@ STEPS = {
 }
 
 
-def flip(local_dir: Path) -> None:
-    """Change a bit of a value, as a disk may: size and times of the file stay as the store knows them."""
-    for file in local_dir.rglob("data.mdb"):
-        data = bytearray(file.read_bytes())
-        at = data.find(b"MARKER-a")
-        assert at >= 0
-        while at >= 0:
-            data[at] ^= 1
-            at = data.find(b"MARKER-a")
-        with file.open("r+b") as store:
-            store.write(data)
-        facts = os.stat(file)
-        (file.parent / "signature").write_bytes(b"%d %d %d\n" % (facts.st_ino, facts.st_size, facts.st_ctime_ns))
-
-
 @pytest.mark.parametrize("on_error", ["stop", "skip", "dead-letter", mp.retry(1, "1ms", then="skip")], ids=str)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_damage_that_a_function_meets_is_repaired(step: Any, on_error: Any) -> None:
@@ -56,7 +41,7 @@ def test_damage_that_a_function_meets_is_repaired(step: Any, on_error: Any) -> N
     with TestDriver(app) as driver:
         driver.send("rows", [{"k": "a"}, {"k": "b"}])
         driver.send("rows", [{"k": "b"}])  # the replica applies the batch before it
-        flip(Path(driver._home))
+        flip(Path(driver._home), b"MARKER-a")
         driver.send("rows", [{"k": "a"}, {"k": "b"}])
         assert len(driver.output("out")) == 5
         assert [driver.state("n").get(key)["n"]["n"] for key in "ab"] == [2, 3]

@@ -2,7 +2,8 @@
 
 `catch_up` is a context manager that yields a view. Whatever is wrong with a store before the view is there, it handles
 itself: a store that is missing, damaged or stuck is built again. Damage that only shows while the view is read is
-raised as `Damaged` out of the `with` block, and the caller runs the block again with `rebuild=True`.
+raised as `Damaged` out of the `with` block. The caller then runs the block again with `rebuild=True`; it makes at most
+`MOST_REPLICA_ATTEMPTS` attempts, and raises `repeated_damage` after the last.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ from millpond.storage import Storage
 log = logging.getLogger("millpond")
 
 MOST_REMEMBERED = 200_000  # changes that one process remembers, to apply them without reading them back
-
-_ATTEMPTS = 6
+MOST_REPLICA_ATTEMPTS = 6  # at opening a replica, and at reading it: other processes may be at work in its folder
 _UNUSABLE = (Damaged, Stuck, lmdb.Error)
 _UNREADABLE = (UnicodeDecodeError, OverflowError, struct.error)  # what else a damaged store may raise
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
@@ -178,15 +178,14 @@ def open_replica(
 
     `missing(position)` returns the records after a position, -1 being before the first of them all. `belongs` is asked
     whether a view is of this log at all; it is asked about the very view that is yielded. If the store turns out to be
-    damaged while the view is read, `Damaged` is raised; `Unavailable` if the store was just rebuilt.
+    damaged while the view is read, `Damaged` is raised, even if it was just rebuilt: another process may have replaced
+    it, or may be damaging it. `Unavailable` if no view can be had.
     """
     view, opened = _open_view(folder, missing, rebuild, belongs)
     with opened:
         try:
             yield view  # errors of the program's data may be of the kinds in _UNREADABLE: only a view raises `Damaged`
-        except (Damaged, lmdb.Error) as error:
-            if rebuild:
-                raise _replica_unavailable(folder, error) from error
+        except lmdb.Error as error:
             raise Damaged(str(error)) from error
 
 
@@ -198,7 +197,7 @@ def _open_view(
 ) -> tuple[View, ExitStack]:
     """Return a view that is up to date, and what closes it."""
     trouble: BaseException | None = None
-    for _ in range(_ATTEMPTS):
+    for _ in range(MOST_REPLICA_ATTEMPTS):
         try:
             with ExitStack() as attempt:
                 records = iter(missing(-1) if rebuild else ())
@@ -227,6 +226,15 @@ def _open_view(
 def _check_history(view: View, belongs: Callable[[View], bool]) -> None:
     if not belongs(view):
         raise Damaged(f"record {view.position} is of another history")
+
+
+def repeated_damage(folder: Path, damage: BaseException) -> Unavailable:
+    """Return the error of a replica that is damaged in the last of `MOST_REPLICA_ATTEMPTS` attempts at reading it."""
+    return Unavailable(
+        f"local replica {folder}: it is damaged again after {MOST_REPLICA_ATTEMPTS - 1} rebuilds: {damage}. Check the "
+        "disk of this host and what else writes to the folder, or choose another local_dir; the state itself is safe "
+        "in the log."
+    )
 
 
 def _replica_unavailable(folder: Path, trouble: BaseException | None) -> Unavailable:

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from millpond.clock import elapsed, new_id
 from millpond.codec import Unreadable
-from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed, Unavailable
+from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed
 from millpond.log import pointer, segment
 from millpond.log.segment import Change, SegmentOrigin
 from millpond.messages import (
@@ -29,7 +29,13 @@ from millpond.messages import (
 )
 from millpond.pipeline.graph import Program
 from millpond.replica import View
-from millpond.replica.catch_up import PartitionChanges, catch_up, remember_changes
+from millpond.replica.catch_up import (
+    MOST_REPLICA_ATTEMPTS,
+    PartitionChanges,
+    catch_up,
+    remember_changes,
+    repeated_damage,
+)
 from millpond.replica.cell_format import Damaged
 from millpond.replica.folders import partition_folder
 from millpond.rows.wire import unpack_in_order
@@ -83,7 +89,10 @@ class KeyedTask:
         result: KeyedResult,
         rebuild: bool,
     ) -> None:
-        """Run the stage; a replica that turns out to be damaged is rebuilt once, and the stage is run again."""
+        """Run the stage. If a replica turns out to be damaged, it is rebuilt, and the whole stage is run again.
+
+        `Unavailable` if a replica is damaged in each of `MOST_REPLICA_ATTEMPTS` attempts.
+        """
         program, context = self.program, self.context
         tools = self.tools or Tools.of(context)
         arrived: dict[int, list[bytes]] = {}
@@ -98,23 +107,18 @@ class KeyedTask:
         changes = PartitionChanges(tools.storage, self.partition)
         tables = TaskTables(tools.storage, program, context, self.partition)
         whole, damaged_tables = program.whole_tables.get(self.stage, []), set[str]()
-        while True:
+        for _ in range(MOST_REPLICA_ATTEMPTS):
             try:
                 with (
                     tables.open_whole(whole, rebuild=damaged_tables) if whole else nullcontext(),
                     catch_up(tools.storage, context.log, folder, changes, rebuild=rebuild) as view,
                 ):
                     return self._run_steps(view, tables, context, arrived, tools, result)
-            except Damaged:  # with `rebuild` it would be Unavailable
-                rebuild = True
+            except Damaged as damage:
+                rebuild, damaged_tables, trouble = True, set(), repeated_damage(folder, damage)
             except DamagedTable as error:
-                if error.table in damaged_tables:
-                    raise Unavailable(
-                        f"local replica of table {error.table!r}: it was rebuilt and is damaged again: "
-                        f"{error.__cause__}. Check the disk of this host, or choose another local_dir; the state "
-                        "itself is safe in the log."
-                    ) from error
-                damaged_tables.add(error.table)
+                rebuild, damaged_tables, trouble = False, {error.table}, repeated_damage(error.folder, error.damage)
+        raise trouble
 
     def _run_steps(
         self,
@@ -137,16 +141,16 @@ class KeyedTask:
                 router.arrive(exchange, rows)
         router.end()
         changed = _changes_by_step(router)
-        result.due = _next_due(router, view, changed)
-        nonce = new_id()
+        due = _next_due(router, view, changed)  # the view is not read after this: nothing below is of a failed attempt
+        segments, nonce = {}, new_id()
         for step, changes in changed.items():
             origin = SegmentOrigin(context.log.app, step, self.partition, context.batch)
             path = context.paths.state(step, self.partition, context.attempt(nonce))
             packed = segment.pack_state(changes, origin)
-            result.segments[step] = [pointer.write_file(storage, path, packed, len(changes))]
+            segments[step] = [pointer.write_file(storage, path, packed, len(changes))]
             remember_changes(path, changes, origin)
         result.output = router.write_output(storage, self.partition, nonce, self.stage)
-        result.ends = ends
+        result.segments, result.due, result.ends = segments, due, ends
         for node, running in router.running.items():
             if running.closed_until is not None:
                 result.closed[router.step_names[node]] = running.closed_until

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import lmdb
 
@@ -33,9 +34,9 @@ class DamagedTable(BaseException):
     Like `Damaged`, not an `Exception`: it is never an error of a row.
     """
 
-    def __init__(self, table: str) -> None:
+    def __init__(self, table: str, folder: Path, damage: BaseException) -> None:
         super().__init__(table)
-        self.table = table
+        self.table, self.folder, self.damage = table, folder, damage
 
 
 class TableOverlay:
@@ -85,7 +86,9 @@ class TaskTables:
                         f"table {step!r} at record {view.position}, batch {self.context.batch} needs {log.number}"
                     )
                 changed = [file for files in self.context.table_changes.get(step, {}).values() for file in files]
-                self._whole[step] = _name_damage(step, TableOverlay(step, self._upgrade(step, view), storage, changed))
+                self._whole[step] = _name_damage(
+                    step, folder, TableOverlay(step, self._upgrade(step, view), storage, changed)
+                )
             yield
 
     def reader(self, view: View, step: str) -> TableReader:
@@ -101,14 +104,14 @@ class TaskTables:
         return self.program.steps[step].upgraded_view(view, unmarked, self.program.types)
 
 
-def _name_damage(step: str, read: TableReader) -> TableReader:
+def _name_damage(step: str, folder: Path, read: TableReader) -> TableReader:
     """Return a reader that raises `DamagedTable` with the table's name for any damage."""
 
     def read_table(keys: Sequence[bytes]) -> list[bytes | None]:
         try:
             return read(keys)
         except (Damaged, lmdb.Error) as error:
-            raise DamagedTable(step) from error
+            raise DamagedTable(step, folder, error) from error
 
     return read_table
 
