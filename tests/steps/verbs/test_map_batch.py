@@ -7,6 +7,7 @@ import functools
 import subprocess
 import sys
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -514,7 +515,16 @@ def test_a_function_cannot_end_its_process(error):
 # --- values and types that a table cannot hold as they are ---
 
 
-@pytest.mark.parametrize("value", [uuid.UUID(int=3), (1, 2), {1}, [{"inner": (1,)}]])
+@dataclass
+class Record:
+    n: int
+
+
+@pytest.mark.parametrize(
+    "value",
+    [uuid.UUID(int=3), (1, 2), {1}, frozenset({1}), Record(1), [(1,)], {"inner": {1}}, [{"inner": (1,)}]],
+    ids=str,
+)
 def test_a_value_that_would_come_back_as_another_type_is_refused(value):
     with pytest.raises(StepFailed, match="would come back as another type"):
         piped(lambda s: s.map_batch(as_they_are), [{"v": value}])
