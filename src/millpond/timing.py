@@ -7,11 +7,8 @@ microseconds since the epoch, or the whole number itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
-
-import numpy as np
 
 from millpond.errors import InvalidUse
 
@@ -122,23 +119,3 @@ def span(duration: Duration, unit: Unit, what: str) -> int:
             else f'{what}: the stream\'s times are datetimes, so expected a duration such as "10s", got {duration!r}'
         )
     return duration if isinstance(duration, int) else duration // MICROSECOND
-
-
-class Times:
-    """The event times of some rows, as ticks of one unit."""
-
-    __slots__ = ("unit", "values")
-
-    def __init__(self, values: Any, unit: Unit) -> None:
-        self.values: np.ndarray[Any, Any] = np.asarray(values, dtype=np.int64)
-        self.unit: Unit = unit
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, row: int) -> Time:
-        return as_user(int(self.values[row]), self.unit)
-
-    def pick(self, rows: Sequence[int] | np.ndarray[Any, Any]) -> Times:
-        """Return the times of the rows at these places."""
-        return Times(self.values[np.asarray(rows, dtype=np.int64)], self.unit)

@@ -2,12 +2,12 @@
 
 Rows keep their form until a Python function needs objects: Arrow columns from a typed source, text from JSON lines.
 Each row has an `order` (the place of the input row that caused it), an event time if its stream has one, and a key
-after `key_by`. Keys are held once each, as bytes, with an index per row.
+after `key_by`. Keys are held once each, as bytes, with an index per row. `Outputs` and `KeyedRowBuilder` build rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -18,7 +18,7 @@ from millpond.codec import Codec, copy_value, decode_keys
 from millpond.errors import InvalidUse
 from millpond.rows.arrow_objects import column_to_list
 from millpond.sources.base import JsonLines
-from millpond.timing import Times
+from millpond.timing import Time, Unit, as_user
 
 ENDING = 1 << 62  # the order of outputs that the end of a batch caused: they come after those of its rows
 
@@ -79,6 +79,26 @@ class Keys:
 
     def pick(self, rows: Numbers) -> Keys:
         return Keys(self.encoded, self.array[np.asarray(rows, dtype=np.int64)], self._objects, self.field)
+
+
+class Times:
+    """The event times of some rows, as ticks of one unit."""
+
+    __slots__ = ("unit", "values")
+
+    def __init__(self, values: Any, unit: Unit) -> None:
+        self.values: np.ndarray[Any, Any] = np.asarray(values, dtype=np.int64)
+        self.unit: Unit = unit
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, row: int) -> Time:
+        return as_user(int(self.values[row]), self.unit)
+
+    def pick(self, rows: Sequence[int] | np.ndarray[Any, Any]) -> Times:
+        """Return the times of the rows at these places."""
+        return Times(self.values[np.asarray(rows, dtype=np.int64)], self.unit)
 
 
 class Rows:
@@ -158,6 +178,69 @@ class Rows:
         )
 
 
+class Outputs:
+    """Collects the outputs of some rows. Each output takes order, key and time of the row that caused it."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._data: list[Any] = []
+        self._from: list[int] = []
+
+    def add(self, row: int, output: Any) -> None:
+        self._data.append(output)
+        self._from.append(row)
+
+    def add_all(self, row: int, outputs: Iterable[Any]) -> None:
+        for output in outputs:
+            self.add(row, output)
+
+    def rows(self) -> Rows:
+        rows, came = self._rows, self._from
+        assert rows.keys is not None
+        return Rows(
+            self._data,
+            np.asarray(rows.order, dtype=np.int64)[np.asarray(came, dtype=np.int64)],
+            times=None if rows.times is None else rows.times.pick(came),
+            keys=rows.keys.pick(came),
+        )
+
+
+class KeyedRowBuilder:
+    """Collects outputs that no single row caused, such as panes and the outputs of timers, into keyed rows."""
+
+    def __init__(self, unit: Unit | None) -> None:
+        self._unit = unit
+        self._data: list[Any] = []
+        self._order: list[int] = []
+        self._times: list[int] = []
+        self._index: list[int] = []
+        self._keys: dict[bytes, int] = {}
+        self._objects: list[Any] = []
+
+    def add(self, key: bytes, known_as: Any, output: Any, time: int | None, order: int = ENDING) -> None:
+        """Add an output of a key, which is given as bytes and as the user knows it, at a time.
+
+        Without an `order` the output comes after those of all rows of the batch.
+        """
+        place = self._keys.setdefault(key, len(self._keys))
+        if place == len(self._objects):
+            self._objects.append(known_as)
+        self._index.append(place)
+        self._data.append(output)
+        self._order.append(order)
+        if time is not None:
+            self._times.append(time)
+
+    def rows(self) -> Rows:
+        timed = self._unit is not None and len(self._times) == len(self._data)
+        return Rows(
+            self._data,
+            self._order,
+            times=Times(self._times, self._unit) if timed and self._unit is not None else None,
+            keys=Keys(list(self._keys), self._index, self._objects),
+        )
+
+
 def rows_of_chunk(rows: pa.Table | JsonLines | list[Any], first: int) -> Rows:
     """Return the rows of a source's chunk, numbered from `first`."""
     if isinstance(rows, JsonLines):
@@ -188,3 +271,8 @@ def table_to_dicts(table: pa.Table, keys: Keys | None = None) -> list[dict[str, 
         for name, column in zip(names, table.columns, strict=True)
     ]
     return make(columns)  # type: ignore[no-any-return]
+
+
+def key_fields(names: tuple[str, ...], key: Any) -> dict[str, Any]:
+    """Return a key as the fields of an output row."""
+    return dict(zip(names, key, strict=True)) if len(names) > 1 else {names[0]: key}

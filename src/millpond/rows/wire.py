@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.codec import Codec
-from millpond.rows.rows import Keys, Rows
-from millpond.timing import Times
+from millpond.rows.rows import Keys, Rows, Times
 
 MAX_ROWS_JOINED = 200_000  # rows of small blobs that go through the steps together
 

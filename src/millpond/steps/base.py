@@ -1,21 +1,19 @@
-"""What a step is given for a batch, what it offers while it runs, and how it builds its outputs."""
+"""What a step is given for a batch, and what it offers while it runs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-import numpy as np
 
 from millpond.codec import Codec
 from millpond.errors import InvalidUse, short_repr
 from millpond.log.segment import Change
 from millpond.replica import View
-from millpond.rows.rows import ENDING, Keys, Rows
+from millpond.rows.rows import Rows
 from millpond.steps.failure import Failures
-from millpond.timing import Time, Times, Unit, as_user
+from millpond.timing import Time, Unit, as_user
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,69 +92,6 @@ class Running(ABC):
         raise NotImplementedError(f"{type(self).__name__} is not a table")
 
 
-class Outputs:
-    """Collects the outputs of some rows. Each output takes order, key and time of the row that caused it."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self._data: list[Any] = []
-        self._from: list[int] = []
-
-    def add(self, row: int, output: Any) -> None:
-        self._data.append(output)
-        self._from.append(row)
-
-    def add_all(self, row: int, outputs: Iterable[Any]) -> None:
-        for output in outputs:
-            self.add(row, output)
-
-    def rows(self) -> Rows:
-        rows, came = self._rows, self._from
-        assert rows.keys is not None
-        return Rows(
-            self._data,
-            np.asarray(rows.order, dtype=np.int64)[np.asarray(came, dtype=np.int64)],
-            times=None if rows.times is None else rows.times.pick(came),
-            keys=rows.keys.pick(came),
-        )
-
-
-class KeyedRowBuilder:
-    """Collects outputs that no single row caused, such as panes and the outputs of timers, into keyed rows."""
-
-    def __init__(self, unit: Unit | None) -> None:
-        self._unit = unit
-        self._data: list[Any] = []
-        self._order: list[int] = []
-        self._times: list[int] = []
-        self._index: list[int] = []
-        self._keys: dict[bytes, int] = {}
-        self._objects: list[Any] = []
-
-    def add(self, key: bytes, known_as: Any, output: Any, time: int | None, order: int = ENDING) -> None:
-        """Add an output of a key, which is given as bytes and as the user knows it, at a time.
-
-        Without an `order` the output comes after those of all rows of the batch.
-        """
-        place = self._keys.setdefault(key, len(self._keys))
-        if place == len(self._objects):
-            self._objects.append(known_as)
-        self._index.append(place)
-        self._data.append(output)
-        self._order.append(order)
-        if time is not None:
-            self._times.append(time)
-
-    def rows(self) -> Rows:
-        timed = self._unit is not None and len(self._times) == len(self._data)
-        return Rows(
-            self._data,
-            self._order,
-            times=Times(self._times, self._unit) if timed and self._unit is not None else None,
-            keys=Keys(list(self._keys), self._index, self._objects),
-        )
-
-
 def as_row_list(result: Any) -> list[Any]:
     """Return the rows in what a function returned that makes any number of them; a dict or a text is refused."""
     if isinstance(result, (Mapping, str, bytes)):
@@ -164,8 +99,3 @@ def as_row_list(result: Any) -> list[Any]:
             f"expected several rows, as in a list, but the function returned {short_repr(result)}; return [row]"
         )
     return list(result)
-
-
-def key_fields(names: tuple[str, ...], key: Any) -> dict[str, Any]:
-    """Return a key as the fields of an output row."""
-    return dict(zip(names, key, strict=True)) if len(names) > 1 else {names[0]: key}

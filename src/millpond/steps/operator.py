@@ -27,9 +27,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from millpond.clock import Clock
-from millpond.rows.rows import Rows
+from millpond.rows.rows import Rows, Times
 from millpond.steps.failure import Failed, FailedRow, Failures, OnError
-from millpond.timing import Times
 
 if TYPE_CHECKING:
     from millpond.steps.base import StepContext

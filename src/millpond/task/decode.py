@@ -12,11 +12,11 @@ from millpond.log.record import StreamTime
 from millpond.messages import BatchContext, TooSoon
 from millpond.pipeline.graph import Node, Read
 from millpond.rows.arrow_objects import raw_row, unreadable_rows
-from millpond.rows.rows import BadInput, Rows, rows_of_chunk
+from millpond.rows.rows import BadInput, Rows, Times, rows_of_chunk
 from millpond.sources.base import Chunk, JsonLines
 from millpond.steps.failure import FAULTS, FailedRow, Failures
 from millpond.task.timestamps import TimeReader
-from millpond.timing import Times, Unit, span
+from millpond.timing import Unit, span
 
 _NO_TIME = StreamTime()
 

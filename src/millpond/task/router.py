@@ -15,7 +15,7 @@ from millpond.codec import NotEncodable, Unreadable
 from millpond.messages import BatchContext, TaskOutput
 from millpond.pipeline import graph as g
 from millpond.replica import View
-from millpond.rows.rows import Rows
+from millpond.rows.rows import Rows, Times
 from millpond.sources.base import Chunk
 from millpond.steps.base import BatchTime, Running, StepContext, TableReader
 from millpond.steps.failure import Failed, FailedRow, Failures, OnError, any_copy, unreadable_state
@@ -26,7 +26,6 @@ from millpond.storage import Storage
 from millpond.task.decode import ChunkDecoder, TimesRead
 from millpond.task.outbox import Outbox
 from millpond.task.timestamps import TimeReader
-from millpond.timing import Times
 from millpond.watermarks import Watermark, clock_partition, closing_watermark, input_watermark, node_watermarks
 
 

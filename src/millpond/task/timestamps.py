@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from millpond.pipeline.epoch import Epoch
 from millpond.rows.fields import read_field, read_json_fields
-from millpond.rows.rows import BadInput, Rows
-from millpond.timing import Times, Unit, as_time, ticks, unit_of
+from millpond.rows.rows import BadInput, Rows, Times
+from millpond.timing import Unit, as_time, ticks, unit_of
 
 _LIMIT = 1 << 62
 

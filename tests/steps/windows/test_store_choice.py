@@ -9,11 +9,10 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
-from millpond.rows.rows import Rows
+from millpond.rows.rows import Rows, Times
 from millpond.steps.windows.columnar.choice import choose_store, fields_as_columns
 from millpond.steps.windows.hopping import Grid
 from millpond.steps.windows.window_step import WindowStep
-from millpond.timing import Times
 
 STEP = WindowStep(
     name="w",

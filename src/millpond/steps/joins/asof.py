@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from millpond.codec import decode_key
-from millpond.rows.rows import Rows
-from millpond.steps.base import KeyedRowBuilder, Running, StepContext
+from millpond.rows.rows import KeyedRowBuilder, Rows
+from millpond.steps.base import Running, StepContext
 from millpond.steps.joins.buffer import JoinRow, first_cell, last_cell, stored_row
 from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.running_join import RunningJoin

@@ -18,12 +18,12 @@ from millpond.codec import Codec
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
 from millpond.replica import Entry
-from millpond.rows.rows import Keys, Rows
+from millpond.rows.rows import Keys, Rows, Times
 from millpond.steps.base import StepContext
 from millpond.steps.failure import BadInput, FailedRow, own_copy
 from millpond.steps.joins.time_bounds import SIDES
 from millpond.steps.kind import Step
-from millpond.timing import MAX_TICKS, Times, Unit, difference
+from millpond.timing import MAX_TICKS, Unit, difference
 
 _STORED = -1  # the order of a row of an earlier batch
 _LETTERS = (b"l:", b"r:")

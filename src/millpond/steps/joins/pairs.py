@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from millpond.codec import decode_key
-from millpond.rows.rows import ENDING, Rows
-from millpond.steps.base import KeyedRowBuilder, StepContext
+from millpond.rows.rows import ENDING, KeyedRowBuilder, Rows
+from millpond.steps.base import StepContext
 from millpond.steps.failure import FAULTS, FailedRow, own_copy
 from millpond.steps.joins.buffer import JoinRow
 from millpond.steps.joins.join_step import JoinStep

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 
 from millpond.aggregations import Aggregation, result_of
 from millpond.log.segment import Change
-from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Running, StepContext, key_fields
+from millpond.rows.rows import Outputs, Rows, key_fields
+from millpond.steps.base import Running, StepContext
 from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
 from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.single import Packed, SingleValues, is_absent

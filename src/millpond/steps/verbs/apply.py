@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Self
 
 from millpond.codec.shapes import annotation_types
 from millpond.log.segment import Change
-from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Running, StepContext, as_row_list
+from millpond.rows.rows import Outputs, Rows
+from millpond.steps.base import Running, StepContext, as_row_list
 from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.handle import State, values_by_name

@@ -13,8 +13,8 @@ from millpond.clock import as_datetime
 from millpond.codec import encode_key
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
-from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Running, StepContext
+from millpond.rows.rows import Outputs, Rows
+from millpond.steps.base import Running, StepContext
 from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.handle import values_by_name

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Protocol, Self
 from millpond.codec import decode_key
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
-from millpond.rows.rows import ENDING, Rows
-from millpond.steps.base import KeyedRowBuilder, Outputs, Running, StepContext
+from millpond.rows.rows import ENDING, KeyedRowBuilder, Outputs, Rows
+from millpond.steps.base import Running, StepContext
 from millpond.steps.failure import FAULTS, FailedRow, stop_for_error
 from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells

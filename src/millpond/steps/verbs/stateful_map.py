@@ -18,8 +18,8 @@ from millpond.codec import IMMUTABLE, copy_value
 from millpond.codec.shapes import annotation_types
 from millpond.errors import InvalidUse, short_repr
 from millpond.log.segment import Change
-from millpond.rows.rows import Rows
-from millpond.steps.base import Outputs, Running, StepContext
+from millpond.rows.rows import Outputs, Rows
+from millpond.steps.base import Running, StepContext
 from millpond.steps.failure import FAULTS, FailedRow, own_copy
 from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
 from millpond.steps.state.expiring import ExpiringCells

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from millpond.rows.rows import BadInput, Rows
+from millpond.rows.rows import BadInput, Rows, Times
 from millpond.steps.operator import OperatorContext
 from millpond.steps.verbs.row_by_row import RowOperator, RowOutput
-from millpond.timing import Times, as_time, ticks, unit_of
+from millpond.timing import as_time, ticks, unit_of
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.rows.rows import Rows
-from millpond.steps.base import KeyedRowBuilder
+from millpond.rows.rows import KeyedRowBuilder, Rows
 from millpond.steps.windows.window_batch import WindowBatch
 from millpond.timing import difference
 

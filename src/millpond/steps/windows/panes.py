@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from millpond.codec import Codec
 from millpond.log.segment import text_column
-from millpond.steps.base import key_fields
+from millpond.rows.rows import key_fields
 from millpond.timing import Time, Unit, as_user
 
 Array = np.ndarray[Any, Any]

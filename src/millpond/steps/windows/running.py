@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millpond.codec import copy_value
 from millpond.log.segment import Change
-from millpond.rows.rows import ENDING, Rows
-from millpond.steps.base import KeyedRowBuilder, Running, StepContext
+from millpond.rows.rows import ENDING, KeyedRowBuilder, Rows
+from millpond.steps.base import Running, StepContext
 from millpond.steps.failure import FAULTS, FailedRow
 from millpond.steps.kind import call_for_rows
 from millpond.steps.windows.assigner import Assigner

@@ -20,7 +20,7 @@ from millpond.aggregations import Aggregation
 from millpond.codec import decode_keys
 from millpond.log.segment import Change
 from millpond.replica.cell_format import store_key as place_of
-from millpond.rows.rows import ENDING, Keys, Rows
+from millpond.rows.rows import ENDING, Keys, Rows, Times
 from millpond.steps.state.single import make_change
 from millpond.steps.windows.cell_names import extent_of, window_cell
 from millpond.steps.windows.columnar.groups import Column, Groups, GroupUpdate, group_rows, read_columns
@@ -29,7 +29,6 @@ from millpond.steps.windows.late_rows import LateRows
 from millpond.steps.windows.open_window import OpenWindow
 from millpond.steps.windows.panes import Array, Bounds, PaneTexts, final_pane_rows, shown_bounds
 from millpond.steps.windows.window_batch import WindowBatch
-from millpond.timing import Times
 
 MAX_PLACES = 4_000_000  # rows times windows per row that are added at once
 _NO_PAIR = (None, None)
