@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millpond.aggregations.base import Aggregation, Field, make_label, reader, repr_with_type, single_value
+from millpond.aggregations.gathered import GatheredList, GatheredSet
 from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
@@ -21,9 +22,11 @@ _LATEST = register_kind(
     AccumulatorKind(name="latest", result=single_value, example=lambda: latest(), is_pure=True, needs_time=True)
 )
 _COLLECT = register_kind(
-    AccumulatorKind(name="collect", result=copy_value, example=lambda: collect(), is_collecting=True)
+    AccumulatorKind(name="collect", result=copy_value, example=lambda: collect(), gathers=GatheredList)
 )
-_DISTINCT = register_kind(AccumulatorKind(name="distinct", result=list, example=lambda: distinct(), is_collecting=True))
+_DISTINCT = register_kind(
+    AccumulatorKind(name="distinct", result=list, example=lambda: distinct(), gathers=GatheredSet)
+)
 
 
 def first(field: Field = None) -> Aggregation:

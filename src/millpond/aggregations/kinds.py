@@ -5,12 +5,18 @@ Each aggregation registers its kind where it is defined; nothing else lists the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from millpond.aggregations.columns import GroupedValues
+from millpond.aggregations.gathered import Gathered
+
 if TYPE_CHECKING:
     from millpond.aggregations.base import Aggregation
+
+GroupUpdate = Callable[[GroupedValues, Sequence[Any]], Sequence[Any] | None]
+"""Takes values by group and the accumulators of the groups, and returns the new ones; None if it must go by row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +27,10 @@ class AccumulatorKind:
     result: Callable[[Any], Any]
     example: Callable[[], Aggregation]  # returns an aggregation that reads and merges accumulators of this kind
     is_pure: bool = False  # `update` and `merge` leave their arguments unchanged
-    is_collecting: bool = False  # the accumulator holds values that rows add one by one
-    is_vectorised: bool = False  # columnar windows can update it
+    is_own_result: bool = False  # an accumulator that is not None is its own result
+    gathers: type[Gathered] | None = None  # what holds the values of a batch, if rows add values one by one
+    update_groups: GroupUpdate | None = None  # `update` for many accumulators at once, by columns
+    counts_rows: bool = False  # without a field it reads nothing of a row
     needs_time: bool = False  # `update` needs the event time of the row
     merges_by_last: bool = False  # of two accumulators, the one with the earlier last row comes first
 

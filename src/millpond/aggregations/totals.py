@@ -7,11 +7,20 @@ from decimal import Context, Decimal
 from typing import Any
 
 from millpond.aggregations.base import Aggregation, Field, make_label, reader, repr_with_type
+from millpond.aggregations.columns import count_groups, mean_groups, sum_groups
 from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.errors import InvalidUse
 
 _COUNT = register_kind(
-    AccumulatorKind(name="count", result=lambda acc: acc, example=lambda: count(), is_pure=True, is_vectorised=True)
+    AccumulatorKind(
+        name="count",
+        result=lambda acc: acc,
+        example=lambda: count(),
+        is_pure=True,
+        is_own_result=True,
+        update_groups=count_groups,
+        counts_rows=True,
+    )
 )
 _SUM = register_kind(
     AccumulatorKind(
@@ -19,7 +28,8 @@ _SUM = register_kind(
         result=lambda acc: 0 if acc is None else acc,
         example=lambda: sum(),
         is_pure=True,
-        is_vectorised=True,
+        is_own_result=True,
+        update_groups=sum_groups,
     )
 )
 _MEAN = register_kind(
@@ -28,7 +38,7 @@ _MEAN = register_kind(
         result=lambda acc: acc[1] / acc[0] if acc[0] else None,
         example=lambda: mean(),
         is_pure=True,
-        is_vectorised=True,
+        update_groups=mean_groups,
     )
 )
 

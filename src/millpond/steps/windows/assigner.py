@@ -10,19 +10,10 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from millpond.replica import Entry
-from millpond.steps.windows.cell_names import Extent, extent_of
-from millpond.steps.windows.open_window import OpenWindow, Undo
+from millpond.steps.windows.cell_names import Extent
+from millpond.steps.windows.row_windows import OpenWindow, Undo
 from millpond.steps.windows.window_batch import WindowBatch
 from millpond.timing import Unit
-
-
-def closes_after(end: int, reach: int) -> int:
-    """Return the watermark at which a window `[start, end]` closes: the first beyond its end and what it waits for.
-
-    >>> closes_after(21, 0)
-    22
-    """
-    return end + reach + 1
 
 
 class Assigner(ABC):
@@ -43,6 +34,7 @@ class Assigner(ABC):
         """Take note of the unit of the times. Only the first call has an effect."""
         if self.batch.unit is None:
             self.batch.unit = unit
+            self.batch.bounds_unit = unit if self.is_timed else None
             self.measure(unit)
 
     def measure(self, unit: Unit) -> None:
@@ -63,6 +55,21 @@ class Assigner(ABC):
         """Return the watermark at which a window closes."""
 
     @abstractmethod
+    def close(self, w: OpenWindow) -> OpenWindow | None:
+        """Remove a window that has closed, or keep what later windows need of it. It is removed even if this raises.
+
+        Return the window whose results are its final pane; None if there is nothing new to show.
+        """
+
+    @abstractmethod
+    def pane_time(self, w: OpenWindow) -> int | None:
+        """Return the event time of a window's panes: the last instant that it covers."""
+
+    @abstractmethod
+    def load(self, entry: Entry) -> OpenWindow:
+        """Return the window of a stored cell that this batch has not read yet, and learn the unit from its name."""
+
+    @abstractmethod
     def open_windows(self, key: bytes) -> list[OpenWindow]:
         """Return all open windows of a key, oldest first."""
 
@@ -71,17 +78,6 @@ class Assigner(ABC):
         """Return the windows of a key that may close by the key's own clock; called with `clock="key"` only."""
 
     # --- and some kinds say more ---
-
-    def load(self, entry: Entry) -> OpenWindow:
-        """Return the window of a stored cell that this batch has not read yet."""
-        start, end, unit = extent_of(entry.cell)
-        if self.is_timed:
-            self.learn_unit(unit)
-        return self.windows.load(entry, start, end)
-
-    def pane_time(self, w: OpenWindow) -> int | None:
-        """Return the event time of a window's panes: the last instant that it covers."""
-        return w.end
 
     def is_full(self, w: OpenWindow) -> bool:
         """Whether a window closes with the row that was just added."""
@@ -94,21 +90,6 @@ class Assigner(ABC):
     def settle(self, key: bytes, times: list[int]) -> list[list[Extent]]:
         """Return, for the rows of a key that have waited, the windows that each has missed: none if it is on time."""
         raise NotImplementedError
-
-    def closing_content(self, w: OpenWindow) -> OpenWindow | None:
-        """Return the window whose results are the final pane of `w`; None if there is nothing new to show."""
-        return w if w.has_news else None
-
-    def retire(self, w: OpenWindow) -> None:
-        """Remove a window that has closed, or keep what later windows need of it."""
-        self.drop(w)
-
-    def drop(self, w: OpenWindow) -> None:
-        w.is_live, w.is_changed = False, True
-
-    def finish(self) -> None:
-        """Clean up; called once per batch, when all windows that are due have closed."""
-        return None
 
     # --- shared by the kinds whose windows have a name of their own ---
 

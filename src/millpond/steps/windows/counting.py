@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from millpond.replica import Entry
 from millpond.steps.windows.assigner import Assigner
-from millpond.steps.windows.cell_names import Extent, window_cell
-from millpond.steps.windows.open_window import OpenWindow, Undo
+from millpond.steps.windows.cell_names import Extent, extent_of, window_cell
+from millpond.steps.windows.row_windows import OpenWindow, Undo
 from millpond.timing import MAX_TICKS
 
 
@@ -44,15 +45,20 @@ class CountAssigner(Assigner):
     def pane_time(self, w: OpenWindow) -> int | None:
         return w.newest
 
+    def load(self, entry: Entry) -> OpenWindow:
+        start, end, _ = extent_of(entry.cell)
+        return self.windows.load(entry, start, end)
+
     def open_windows(self, key: bytes) -> list[OpenWindow]:
         return self.load_between(key, b"w:", b"w:~")
 
     def ended_windows(self, key: bytes, newest: int) -> list[OpenWindow]:
         return []
 
-    def retire(self, w: OpenWindow) -> None:
+    def close(self, w: OpenWindow) -> OpenWindow | None:
         # The input has ended. If it goes on after all, its rows open new windows: no window has two final panes.
         every = self.definition.every
         counts = self.batch.key_state
         counts.restart_count(w.key, -(-counts.count(w.key) // every) * every)
-        self.drop(w)
+        w.drop()
+        return w if w.has_news else None

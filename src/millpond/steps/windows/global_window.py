@@ -7,7 +7,7 @@ from typing import Any
 from millpond.replica import Entry
 from millpond.steps.windows.assigner import Assigner
 from millpond.steps.windows.cell_names import GLOBAL, Extent
-from millpond.steps.windows.open_window import OpenWindow, Undo
+from millpond.steps.windows.row_windows import OpenWindow, Undo
 from millpond.timing import MAX_TICKS
 
 
@@ -21,6 +21,10 @@ class GlobalAssigner(Assigner):
 
     def closes_at(self, w: OpenWindow) -> int:
         return MAX_TICKS
+
+    def close(self, w: OpenWindow) -> OpenWindow | None:
+        w.drop()
+        return w if w.has_news else None
 
     def pane_time(self, w: OpenWindow) -> int | None:
         return w.newest

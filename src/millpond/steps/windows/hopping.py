@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from millpond.replica import Entry
 from millpond.steps.windows.assigner import Assigner
-from millpond.steps.windows.cell_names import Extent, window_cell
-from millpond.steps.windows.open_window import OpenWindow, Undo
+from millpond.steps.windows.cell_names import Extent, extent_of, window_cell
+from millpond.steps.windows.row_windows import OpenWindow, Undo
 from millpond.timing import MAX_TICKS, Unit
 
 
@@ -112,9 +113,19 @@ class HoppingAssigner(Assigner):
         assert w.end is not None
         return w.end + self.grid.grace
 
+    def close(self, w: OpenWindow) -> OpenWindow | None:
+        w.drop()
+        return w if w.has_news else None
+
     def pane_time(self, w: OpenWindow) -> int | None:
         assert w.end is not None
         return w.end - 1
+
+    def load(self, entry: Entry) -> OpenWindow:
+        start, end, unit = extent_of(entry.cell)
+        if self.batch.unit is None:
+            self.learn_unit(unit)
+        return self.windows.load(entry, start, end)
 
     def open_windows(self, key: bytes) -> list[OpenWindow]:
         return self.load_between(key, b"w:", b"w:~")

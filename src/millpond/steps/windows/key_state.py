@@ -14,7 +14,7 @@ from typing import Any
 from millpond.codec import Codec
 from millpond.log.segment import Change
 from millpond.replica import View
-from millpond.steps.windows.open_window import Undo
+from millpond.steps.windows.row_windows import Undo
 
 NEWEST, COUNT, TRIGGER = b"k", b"n", b"f"
 Place = tuple[bytes, bytes]  # a key and a cell

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from millpond.rows.rows import KeyedRowBuilder, Rows
+from millpond.steps.windows.panes import shown_bounds
 from millpond.steps.windows.window_batch import WindowBatch
 from millpond.timing import difference
 
@@ -25,9 +26,9 @@ class LateRows:
         mark = batch.late_mark(key)
         letter = {
             "row": row,
-            "key": batch.key(key),
+            "key": batch.keys[key],
             "late_by": difference((at if mark is None else mark) - at, batch.unit),
-            "missed": [batch.bounds(start, end) for start, end in missed],
+            "missed": [shown_bounds(start, end, batch.bounds_unit) for start, end in missed],
         }
         self._builder.add(key, letter["key"], letter, at, order)
 

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.aggregations.columns import Array
 from millpond.codec import Codec
 from millpond.log.segment import text_column
 from millpond.rows.rows import key_fields
 from millpond.timing import Time, Unit, as_user
 
-Array = np.ndarray[Any, Any]
 Bounds = tuple[Time | None, Time | None]  # a window's start and end as the user knows them
 
 PANE_FIELDS = ("window_start", "window_end", "pane", "final")

@@ -30,8 +30,8 @@ from millpond.steps.windows.definitions import Counting, Global, Hopping, Sessio
 from millpond.steps.windows.global_window import GlobalAssigner
 from millpond.steps.windows.hopping import HoppingAssigner
 from millpond.steps.windows.late_rows import LateRows
-from millpond.steps.windows.open_window import OpenWindow, Undo, restore_window
-from millpond.steps.windows.panes import RETRACTED, pane_row
+from millpond.steps.windows.panes import RETRACTED, pane_row, shown_bounds
+from millpond.steps.windows.row_windows import OpenWindow, Undo, restore_window
 from millpond.steps.windows.sessions import SessionAssigner
 from millpond.steps.windows.sliding import SlidingAssigner
 from millpond.steps.windows.triggers import Cause
@@ -163,7 +163,7 @@ class RunningWindows(Running):
                 w.newest = at
             if self._assigner.is_full(w):
                 self._show(w, True, panes)
-                self._assigner.drop(w)
+                w.drop()
             elif not is_per_key and causes:
                 self._advance("row", w, panes, at, row, is_first)
         if is_per_key and causes:
@@ -185,7 +185,7 @@ class RunningWindows(Running):
             self._add_row(order, key, each.at, each.row)
         except FAULTS as error:
             failed = FailedRow(
-                self._batch.key(key), each.row, order, lambda: self._add_row(order, key, each.at, each.row)
+                self._batch.keys[key], each.row, order, lambda: self._add_row(order, key, each.at, each.row)
             )
             self._context.failures.handle(self._step.on_error, self._step.name, error, failed)
 
@@ -220,15 +220,17 @@ class RunningWindows(Running):
     def _show(self, w: OpenWindow, is_final: bool, panes: list[_Pane]) -> None:
         """Make a pane of what a window holds, after those that take earlier panes back."""
         batch, accumulators = self._batch, self._batch.accumulators
-        key, names, time = batch.key(w.key), batch.key_names, self._assigner.pane_time(w)
+        key, names, time = batch.keys[w.key], batch.key_names, self._assigner.pane_time(w)
         results = accumulators.results(w)
         if self._step.panes == "retract":
             # At the time that the pane had: a window over these rows takes it out where it was put in.
             for start, end, number, old, *then in w.retractable:
-                row = pane_row(names, key, batch.bounds(start, end), number, False, old) | {RETRACTED: True}
+                row = pane_row(names, key, shown_bounds(start, end, batch.bounds_unit), number, False, old) | {
+                    RETRACTED: True
+                }
                 panes.append((w.key, row, then[0] if then else time))
             w.retractable = ((w.start, w.end, w.pane, copy_value(results), time),)
-        row = pane_row(names, key, batch.bounds(w.start, w.end), w.pane, is_final, results)
+        row = pane_row(names, key, shown_bounds(w.start, w.end, batch.bounds_unit), w.pane, is_final, results)
         panes.append((w.key, row, time))
         w.pane += 1
         w.has_news, w.is_changed = False, True
@@ -241,11 +243,11 @@ class RunningWindows(Running):
         try:
             show(panes)
         except FAULTS as error:
-            start, end = self._batch.bounds(w.start, w.end)
-            failed = FailedRow(self._batch.key(w.key), {"window_start": start, "window_end": end}, ENDING)
+            start, end = shown_bounds(w.start, w.end, self._batch.bounds_unit)
+            failed = FailedRow(self._batch.keys[w.key], {"window_start": start, "window_end": end}, ENDING)
             self._context.failures.handle(self._step.on_error, self._step.name, error, failed)
         for key, output, time in panes:
-            self._outputs.add(key, self._batch.key(key), output, time)
+            self._outputs.add(key, self._batch.keys[key], output, time)
 
     # --- the end of the batch ---
 
@@ -263,7 +265,6 @@ class RunningWindows(Running):
         if until is not None and (not self._batch.is_clock_of_key or self._time.is_final):
             for w in self._due_windows(until):
                 self._pass(w, until)
-        self._assigner.finish()
         if self._triggers.is_per_key:
             self._forget_triggers()
         if "clock" in self._trigger.causes:
@@ -329,13 +330,10 @@ class RunningWindows(Running):
             w.is_changed = True  # the program has changed, and with it the time at which the window closes
 
     def _close(self, w: OpenWindow, panes: list[_Pane]) -> None:
-        """Show what has changed since the last pane, and remove the window even if that fails."""
-        try:
-            content = self._assigner.closing_content(w)
-            if content is not None:
-                self._show(content, True, panes)
-        finally:
-            self._assigner.retire(w)
+        """Remove a window, and show what has changed since its last pane."""
+        content = self._assigner.close(w)
+        if content is not None:
+            self._show(content, True, panes)
 
     def _forget_triggers(self) -> None:
         """Delete the trigger states of keys whose last open window has closed."""

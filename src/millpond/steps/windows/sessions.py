@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any
 
 from millpond.replica import Entry
-from millpond.steps.windows.assigner import Assigner, closes_after
+from millpond.steps.windows.assigner import Assigner
 from millpond.steps.windows.cell_names import Extent, extent_of, session_cell, text_of
-from millpond.steps.windows.open_window import OpenWindow, Undo
-from millpond.steps.windows.read_range import ReadRange
+from millpond.steps.windows.row_windows import OpenWindow, ReadRange, Undo
 from millpond.steps.windows.session_merge import clusters, extend
 from millpond.steps.windows.window_batch import WindowBatch
 from millpond.timing import Unit
@@ -47,8 +46,22 @@ class SessionAssigner(Assigner):
         self._grace = self.batch.ticks(self.batch.step.grace, "grace")
 
     def closes_at(self, w: OpenWindow) -> int:
-        assert w.end is not None
-        return closes_after(w.end, self._gap + self._grace)
+        return self._closes_after(_end(w))
+
+    def _closes_after(self, last: int) -> int:
+        """Return the watermark at which a session closes, from the time of its last row."""
+        return last + self._gap + self._grace + 1
+
+    def close(self, w: OpenWindow) -> OpenWindow | None:
+        w.drop()
+        live = self._by_key[w.key].live
+        place = bisect_left(live, _end(w), key=_end)
+        if place < len(live) and live[place] is w:
+            del live[place]
+        return w if w.has_news else None
+
+    def pane_time(self, w: OpenWindow) -> int | None:
+        return w.end
 
     # --- rows ---
 
@@ -66,7 +79,7 @@ class SessionAssigner(Assigner):
     def _is_on_time(self, key: bytes, at: int) -> bool:
         """Whether a row is on time by itself or by a session that is open now."""
         mark = self.batch.late_mark(key)
-        is_late = mark is not None and closes_after(at, self._gap + self._grace) <= mark
+        is_late = mark is not None and self._closes_after(at) <= mark
         return not is_late or bool(self._near(self._read_around(key, at), at))
 
     def windows_for(self, key: bytes, at: int | None, row: Any, undo: Undo) -> tuple[list[OpenWindow], list[Extent]]:
@@ -104,7 +117,7 @@ class SessionAssigner(Assigner):
             w.dropped_ids, w.chunk_ids = w.dropped_ids + other.dropped_ids, w.chunk_ids + other.chunk_ids
         w.trigger_state = self.batch.triggers.merge(earlier.trigger_state, later.trigger_state)
         other.dropped_ids, other.chunk_ids = (), ()  # they belong to `w` now
-        super().drop(other)
+        other.drop()
 
     def _near(self, sessions: _KeySessions, at: int) -> list[OpenWindow]:
         """Return the sessions that a row at this time belongs to."""
@@ -142,7 +155,10 @@ class SessionAssigner(Assigner):
                 self.load(entry)
 
     def load(self, entry: Entry) -> OpenWindow:
-        w = super().load(entry)
+        start, end, unit = extent_of(entry.cell)
+        if self.batch.unit is None:
+            self.learn_unit(unit)
+        w = self.windows.load(entry, start, end)
         insort(self._sessions(entry.key).live, w, key=_end)
         return w
 
@@ -158,10 +174,3 @@ class SessionAssigner(Assigner):
             if self.windows.find(key, entry.cell) is None:
                 self.load(entry)
         return [w for w in self._sessions(key).live if w.cell <= last]
-
-    def drop(self, w: OpenWindow) -> None:
-        super().drop(w)
-        live = self._by_key[w.key].live
-        place = bisect_left(live, _end(w), key=_end)
-        if place < len(live) and live[place] is w:
-            del live[place]

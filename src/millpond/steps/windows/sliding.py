@@ -15,10 +15,9 @@ from itertools import groupby
 from typing import Any
 
 from millpond.replica import Entry
-from millpond.steps.windows.assigner import Assigner, closes_after
-from millpond.steps.windows.cell_names import Extent, text_of, time_cell, time_of, window_cell
-from millpond.steps.windows.open_window import Accumulators, OpenWindow, Undo
-from millpond.steps.windows.read_range import ReadRange
+from millpond.steps.windows.assigner import Assigner
+from millpond.steps.windows.cell_names import Extent, extent_of, text_of, time_cell, time_of, window_cell
+from millpond.steps.windows.row_windows import Accumulators, OpenWindow, ReadRange, Undo
 from millpond.steps.windows.sliding_cache import MIN_PARTS, SlidingBlocks
 from millpond.steps.windows.window_batch import WindowBatch
 from millpond.timing import Unit, as_user
@@ -31,7 +30,7 @@ _MAX_BY_BLOCKS = 8  # windows of a key that close in one batch by blocks; for mo
 class _KeyParts(ReadRange):
     """The parts of a key: all that are in the range of time that was read."""
 
-    times: list[int] = field(default_factory=list)  # of the live parts, in order
+    times: list[int] = field(default_factory=list)  # of the parts, in order
     parts: dict[int, OpenWindow] = field(default_factory=dict)
     closings: int = 0
     queue: _PartQueue | None = None
@@ -44,7 +43,6 @@ class SlidingAssigner(Assigner):
 
     def __init__(self, batch: WindowBatch) -> None:
         self._by_key: dict[bytes, _KeyParts] = {}
-        self._needless: list[OpenWindow] = []  # parts that no window needs any more
         self._is_lazy = not batch.trigger.causes  # windows show nothing before they close
         self._uses_blocks = False
         super().__init__(batch)
@@ -65,7 +63,11 @@ class SlidingAssigner(Assigner):
     def closes_at(self, w: OpenWindow) -> int:
         assert w.end is not None
         # A part stays until the last window that can hold it has closed.
-        return closes_after(w.end, self._grace) + (self._size if w.is_emitted else 0)
+        return self._closes_after(w.end) + (self._size if w.is_emitted else 0)
+
+    def _closes_after(self, end: int) -> int:
+        """Return the watermark at which a window `[end - size, end]` closes."""
+        return end + self._grace + 1
 
     # --- rows ---
 
@@ -74,14 +76,14 @@ class SlidingAssigner(Assigner):
             raise self.batch.missing_time()
         mark = self.batch.late_mark(key)
         missed: list[Extent] = []
-        is_late = mark is not None and closes_after(at, self._grace) <= mark
+        is_late = mark is not None and self._closes_after(at) <= mark
         if is_late:
             assert mark is not None
             read = self._read_between(key, at, at + self._size)
             later = read.times[bisect_right(read.times, at) : bisect_right(read.times, at + self._size)]
-            closed = [at, *(t for t in later if closes_after(t, self._grace) <= mark)]
+            closed = [at, *(t for t in later if self._closes_after(t) <= mark)]
             missed = [(t - self._size, t) for t in closed]
-            if closes_after(at + self._size, self._grace) <= mark:
+            if self._closes_after(at + self._size) <= mark:
                 return [], missed
             if self._blocks.width:
                 self._blocks.drop(key, at, undo)
@@ -107,7 +109,7 @@ class SlidingAssigner(Assigner):
         mark = self.batch.late_mark(key)
         for t in read.times[bisect_right(read.times, at) : bisect_right(read.times, at + self._size)]:
             w = self._window(key, t)
-            if w.is_live and (mark is None or closes_after(t, self._grace) > mark):
+            if w.is_live and (mark is None or self._closes_after(t) > mark):
                 undo.append(w.save())
                 found.append(w)
         part = self._part(key, at, undo)
@@ -166,7 +168,8 @@ class SlidingAssigner(Assigner):
 
     def _load_part(self, read: _KeyParts, entry: Entry) -> OpenWindow:
         at, unit = time_of(entry.cell[2:])
-        self.learn_unit(unit)
+        if self.batch.unit is None:
+            self.learn_unit(unit)
         part = read.parts.get(at)
         if part is None:
             part = read.parts[at] = self.windows.load(entry, at - self._size, at)
@@ -175,25 +178,22 @@ class SlidingAssigner(Assigner):
 
     # --- closing ---
 
-    def closing_content(self, w: OpenWindow) -> OpenWindow | None:
+    def close(self, w: OpenWindow) -> OpenWindow | None:
         if w.is_emitted:
+            w.drop()
             return None
-        return self._merge_parts(w) if self._is_lazy else super().closing_content(w)
-
-    def retire(self, w: OpenWindow) -> None:
-        if w.is_emitted:
-            self._needless.append(w)
-        elif self._is_lazy:
+        if not self._is_lazy:
+            w.drop()
+            return w if w.has_news else None
+        try:
+            return self._merge_parts(w)
+        finally:
             w.is_emitted = w.is_changed = True
             if self.closes_at(w) <= self._end_mark(w.key):
-                self._needless.append(w)
-        else:
-            self.drop(w)
+                w.drop()
 
-    def finish(self) -> None:
-        for part in self._needless:
-            self.drop(part)
-        self._needless = []
+    def pane_time(self, w: OpenWindow) -> int | None:
+        return w.end
 
     def _end_mark(self, key: bytes) -> int:
         """Return the watermark that decides what closes in this batch."""
@@ -258,7 +258,7 @@ class SlidingAssigner(Assigner):
                 found = merge_windows(accumulators, found, part)
             assert found is not None
             start = number * blocks.width
-            is_needed = closes_after(start + blocks.width + self._size, self._grace) > self._end_mark(w.key)
+            is_needed = self._closes_after(start + blocks.width + self._size) > self._end_mark(w.key)
             if len(parts) >= MIN_PARTS and begin <= start < after and is_needed:
                 blocks.make(w.key, start, found)
             whole = merge_windows(accumulators, whole, found)
@@ -272,7 +272,9 @@ class SlidingAssigner(Assigner):
         if entry.cell[:2] == b"b:":
             self.learn_unit(time_of(entry.cell.partition(b"/")[2])[1])
             return self._blocks.load(entry)
-        return super().load(entry)
+        start, end, unit = extent_of(entry.cell)
+        self.learn_unit(unit)
+        return self.windows.load(entry, start, end)
 
     def open_windows(self, key: bytes) -> list[OpenWindow]:
         return self.load_between(key, b"w:", b"w:~")
@@ -330,7 +332,7 @@ def merge_windows(accumulators: Accumulators, one: OpenWindow | None, other: Ope
     assert first is not None
     found = OpenWindow(first.key, first.cell, first.start, first.end)
     found.accs, found.arrived = first.accs, first.arrived
-    found.chunk_ids, found.collected = first.chunk_ids, first.collected
+    found.chunk_ids, found.gathered = first.chunk_ids, first.gathered
     if one is not None and other is not None:
         accumulators.merge(found, other)
     return found

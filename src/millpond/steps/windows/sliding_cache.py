@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from millpond.replica import Entry, View
 from millpond.steps.windows.cell_names import text_of, time_of
-from millpond.steps.windows.open_window import OpenWindow, Undo
-from millpond.steps.windows.row_windows import RowWindows
+from millpond.steps.windows.row_windows import OpenWindow, RowWindows, Undo
 from millpond.timing import Unit
 
 BLOCKS_PER_WINDOW = 32
@@ -61,14 +60,14 @@ class SlidingBlocks:
             w = self.load(entry)
         if w is not None and w.is_live:
             undo.append(w.save())
-            w.is_live, w.is_changed = False, True
+            w.drop()
 
     def drop_all(self) -> None:
         """Drop all blocks: the program's windows have changed since they were made."""
         for entry in self._view.entries(self._step):
             if entry.cell[:2] == b"b:":
                 w = self.load(entry)
-                w.is_live, w.is_changed = False, True
+                w.drop()
 
     def load(self, entry: Entry) -> OpenWindow:
         width, _, start = entry.cell[2:].partition(b"/")

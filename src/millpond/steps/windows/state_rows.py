@@ -8,8 +8,8 @@ from typing import Any
 from millpond.aggregations import Aggregation, aggregation_of
 from millpond.codec import Codec
 from millpond.steps.windows.cell_names import GLOBAL, extent_of, time_of
-from millpond.steps.windows.open_window import Accumulators, OpenWindow
 from millpond.steps.windows.panes import pane_row, shown_bounds
+from millpond.steps.windows.row_windows import Accumulators, OpenWindow
 from millpond.steps.windows.sliding import merge_windows
 from millpond.timing import Unit
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from millpond.steps.windows.open_window import OpenWindow, Undo
+from millpond.steps.windows.row_windows import OpenWindow, Undo
 from millpond.steps.windows.triggers import Cause, Event
 
 if TYPE_CHECKING:

@@ -8,14 +8,20 @@ from millpond.codec import decode_key
 from millpond.steps.base import StepContext
 from millpond.steps.failure import BadInput
 from millpond.steps.windows.key_state import KeyState
-from millpond.steps.windows.open_window import Accumulators
-from millpond.steps.windows.panes import Bounds, shown_bounds
-from millpond.steps.windows.row_windows import RowWindows
+from millpond.steps.windows.row_windows import Accumulators, RowWindows
 from millpond.steps.windows.trigger_state import TriggerStates
 from millpond.timing import Duration, Unit, span
 
 if TYPE_CHECKING:
     from millpond.steps.windows.window_step import WindowStep
+
+
+class _DecodedKeys(dict[bytes, Any]):
+    """Keys as the user knows them, by their bytes. A key that no row of the batch had is decoded."""
+
+    def __missing__(self, encoded: bytes) -> Any:
+        self[encoded] = key = decode_key(encoded)
+        return key
 
 
 class WindowBatch:
@@ -28,29 +34,19 @@ class WindowBatch:
         self.trigger = step.trigger
         self.key_names = step.key_names
         self.unit: Unit | None = None  # of the times; set once, by the assigner
+        self.bounds_unit: Unit | None = None  # the same, None for windows that go by no time
         self.accumulators = Accumulators(
             step.name, step.aggregations, context.view, context.codec, context.arrival, can_merge
         )
         self.windows = RowWindows(step.name, context.view, self.accumulators)
         self.key_state = KeyState(step.name, context.view, context.codec)
         self.triggers = TriggerStates(self)
-        self.keys: dict[bytes, Any] = {}  # encoded → as the user knows it
+        self.keys = _DecodedKeys()
 
     def ticks(self, length: Duration, name: str) -> int:
         """Return one of the window's durations in ticks of the stream's times."""
         assert self.unit is not None
         return span(length, self.unit, f"window({self.step.name!r}), {name}")
-
-    def key(self, encoded: bytes) -> Any:
-        """Return a key as the user knows it."""
-        found = self.keys.get(encoded, self)
-        if found is self:
-            found = self.keys[encoded] = decode_key(encoded)
-        return found
-
-    def bounds(self, start: int | None, end: int | None) -> Bounds:
-        """Return a window's start and end as the user knows them."""
-        return shown_bounds(start, end, self.unit if self.is_timed else None)
 
     def late_mark(self, key: bytes) -> int | None:
         """Return the watermark that decides what is late: the one that the batch began with."""

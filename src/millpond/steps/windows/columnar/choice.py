@@ -47,7 +47,8 @@ def fields_as_columns(step: WindowStep) -> tuple[str, ...] | None:
 
 def is_vectorised(a: Aggregation) -> bool:
     """Whether an aggregation can be updated by columns: it reads a field by name, or counts rows."""
-    return traits_of(a).is_vectorised and (type(a.field) is str or (a.field is None and a.kind == "count"))
+    kind = traits_of(a)
+    return kind.update_groups is not None and (type(a.field) is str or (a.field is None and kind.counts_rows))
 
 
 def _is_number(schema: pa.Schema, name: str) -> bool:

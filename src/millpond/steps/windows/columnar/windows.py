@@ -16,18 +16,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.aggregations import Aggregation
+from millpond.aggregations.columns import Array
+from millpond.aggregations.kinds import traits_of
 from millpond.codec import decode_keys
 from millpond.log.segment import Change
 from millpond.replica.cell_format import store_key as place_of
 from millpond.rows.rows import ENDING, Keys, Rows, Times
 from millpond.steps.state.single import make_change
 from millpond.steps.windows.cell_names import extent_of, window_cell
-from millpond.steps.windows.columnar.groups import Column, Groups, GroupUpdate, group_rows, read_columns
+from millpond.steps.windows.columnar.groups import Column, Groups, group_rows, read_columns
 from millpond.steps.windows.hopping import Grid, HoppingAssigner
 from millpond.steps.windows.late_rows import LateRows
-from millpond.steps.windows.open_window import OpenWindow
-from millpond.steps.windows.panes import Array, Bounds, PaneTexts, final_pane_rows, shown_bounds
+from millpond.steps.windows.panes import Bounds, PaneTexts, final_pane_rows, shown_bounds
+from millpond.steps.windows.row_windows import OpenWindow
 from millpond.steps.windows.window_batch import WindowBatch
 
 MAX_PLACES = 4_000_000  # rows times windows per row that are added at once
@@ -134,6 +135,7 @@ class ColumnarWindows:
         self._batch, self._assigner, self._late = batch, assigner, late
         self._view, self._step, self._codec = batch.context.view, batch.step.name, batch.context.codec
         self._aggregations = list(batch.accumulators.aggregations.items())
+        self._kinds = [traits_of(a) for _, a in self._aggregations]
         self._initial = [a.initial() for _, a in self._aggregations]  # shared: no vectorised update changes one
         self._fields = [a.field for _, a in self._aggregations if type(a.field) is str]
         self._names = tuple(batch.accumulators.aggregations)
@@ -207,10 +209,11 @@ class ColumnarWindows:
         before, existed = stored
         if len(absent) < len(places):
             before = [_combine(places, column, read) for column, read in zip(self._block.columns, before, strict=True)]
-        update = GroupUpdate(groups)
         after: list[list[Any]] = []
-        for (_, a), accs in zip(self._aggregations, before, strict=True):
-            found = update.update(a, None if a.field is None else columns[a.field], accs)  # type: ignore[index]
+        for (_, a), kind, accs in zip(self._aggregations, self._kinds, before, strict=True):
+            values = groups.values_of(columns[a.field] if isinstance(a.field, str) else None)
+            assert kind.update_groups is not None
+            found = kind.update_groups(values, accs)
             if found is None:
                 return False
             after.append(list(found))
@@ -362,7 +365,10 @@ class ColumnarWindows:
     def _results(self, closed: WindowBlock) -> list[list[Any]] | None:
         """Return a column of results per aggregation; None if one raises, to be seen row by row which one."""
         try:
-            return [_results_of(a, accs) for (_, a), accs in zip(self._aggregations, closed.columns, strict=True)]
+            return [
+                accs if kind.is_own_result and type(None) not in set(map(type, accs)) else list(map(a.result, accs))
+                for kind, (_, a), accs in zip(self._kinds, self._aggregations, closed.columns, strict=True)
+            ]
         except Exception:
             return None
 
@@ -451,11 +457,6 @@ def _block_changes(
         repeat(None),
     )
     return list(map(make_change, zip(*columns, strict=False)))
-
-
-def _results_of(a: Aggregation, accs: list[Any]) -> list[Any]:
-    is_itself = a.kind == "count" or (a.kind == "sum" and type(None) not in set(map(type, accs)))
-    return accs if is_itself else list(map(a.result, accs))
 
 
 def _combine(places: Array, held: list[Any], read: list[Any]) -> list[Any]:
