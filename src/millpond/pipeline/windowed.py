@@ -9,7 +9,7 @@ from millpond.errors import InvalidUse
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, step_settings
 from millpond.pipeline.stream import R, Stream
-from millpond.steps.windows.definitions import TIMED, Counting, Session, Sliding, Window, check_grace
+from millpond.steps.windows.definitions import Window, check_grace
 from millpond.steps.windows.panes import PANE_FIELDS, RETRACTED
 from millpond.steps.windows.triggers import Trigger
 from millpond.steps.windows.window_step import By, Fires, Panes, WindowStep
@@ -94,12 +94,12 @@ class WindowedStream(Generic[K, R]):
                 f"{wrong or clash or 'none'}"
             )
         cannot = [name for name, a in aggregations.items() if not a.can_merge]
-        if cannot and isinstance(window, Session | Sliding):
+        if cannot and window.is_merged:
             raise InvalidUse(
                 f"{where}: windows of {window!r} are put together from parts, which needs merge=, and {cannot} has "
                 "none; give mp.aggregation a merge=, a function of two accumulators that returns one"
             )
-        retracting = with_retractions(where, graph, node, aggregations, by_rows=isinstance(window, Counting))
+        retracting = with_retractions(where, graph, node, aggregations, by_rows=window.is_by_rows)
         graph.unfinished.pop(self._name, None)
         step = WindowStep(
             **self._options,
@@ -129,7 +129,7 @@ def check_window(name: str, given: GivenWindow) -> WindowOptions:
         raise InvalidUse(f'{where}: expected a window such as mp.tumbling("1m") or mp.session("30m"), got {window!r}')
     if not isinstance(trigger, Trigger):
         raise InvalidUse(f"{where}, trigger: expected one such as mp.triggers.every_rows(10), got {trigger!r}")
-    if trigger.needs_end and not isinstance(window, TIMED):
+    if trigger.needs_end and not window.is_timed:
         raise InvalidUse(f"{where}, trigger: {trigger!r} goes by the times of a window, and {window!r} has none")
     for what, value, known in (
         ("panes", given["panes"], ("accumulate", "discard", "retract")),
@@ -138,7 +138,7 @@ def check_window(name: str, given: GivenWindow) -> WindowOptions:
     ):
         if value not in known:
             raise InvalidUse(f"{where}, {what}: expected {' or '.join(map(repr, known))}, got {value!r}")
-    if clock == "key" and not isinstance(window, TIMED):
+    if clock == "key" and not window.is_timed:
         raise InvalidUse(f'{where}, clock: {window!r} goes by no time; leave clock="key" out')
     return {
         "window": window,

@@ -19,8 +19,6 @@ from millpond.timing import Unit
 class Assigner(ABC):
     """Assigns the rows of one batch of one partition to windows. Made once per batch."""
 
-    is_timed = True  # whether windows begin and end by event time
-    can_merge = False  # whether windows merge
     may_wait = False  # whether `must_wait` has to be asked for each row
 
     def __init__(self, batch: WindowBatch) -> None:
@@ -34,7 +32,7 @@ class Assigner(ABC):
         """Take note of the unit of the times. Only the first call has an effect."""
         if self.batch.unit is None:
             self.batch.unit = unit
-            self.batch.bounds_unit = unit if self.is_timed else None
+            self.batch.bounds_unit = unit if self.batch.is_timed else None
             self.measure(unit)
 
     def measure(self, unit: Unit) -> None:

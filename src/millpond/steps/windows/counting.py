@@ -23,8 +23,6 @@ def first_rows_of(nth: int, size: int, every: int) -> range:
 class CountAssigner(Assigner):
     """Assigns rows to windows by their number within the key."""
 
-    is_timed = False
-
     def windows_for(self, key: bytes, at: int | None, row: Any, undo: Undo) -> tuple[list[OpenWindow], list[Extent]]:
         counts = self.batch.key_state
         nth = counts.count(key)

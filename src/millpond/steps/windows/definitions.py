@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from millpond.errors import InvalidUse
 from millpond.timing import Duration, duration
@@ -28,65 +28,107 @@ NO_GRACE: int = 0
 """
 
 
-@dataclass(frozen=True)
-class Hopping:
-    """`[start, end)` of one size, a new one after each `every`; tumbling if that is the size."""
+@dataclass(frozen=True, repr=False)
+class Window:
+    """A definition of windows. Each kind says what its windows are like."""
+
+    kind: ClassVar[str]  # stored in the ledger: never change one
+    is_timed: ClassVar[bool] = True  # they begin and end by event time, and need a grace
+    is_merged: ClassVar[bool] = False  # they are merged from parts, so their aggregations must be able to merge
+    is_on_grid: ClassVar[bool] = False  # they are at fixed places on the time line
+    is_by_rows: ClassVar[bool] = False  # they begin and end by the number of rows
 
     label: str
+
+    def __repr__(self) -> str:
+        return self.label
+
+    @property
+    def length(self) -> Duration:
+        """The duration that defines the windows; 0 if none does."""
+        return 0
+
+    @property
+    def pause(self) -> Duration:
+        """How long a window stays open after its last row, before the grace begins."""
+        return 0
+
+    @property
+    def stored_size(self) -> Duration | None:
+        """The size that stored state fits, None if it fits any."""
+        return None
+
+
+@dataclass(frozen=True, repr=False)
+class Hopping(Window):
+    """`[start, end)` of one size, a new one after each `every`; tumbling if that is the size."""
+
+    kind = "hopping"
+    is_on_grid = True
+
     size: Duration
     every: Duration
     offset: Duration = 0
 
-    def __repr__(self) -> str:
-        return self.label
+    @property
+    def length(self) -> Duration:
+        return self.size
 
 
-@dataclass(frozen=True)
-class Session:
+@dataclass(frozen=True, repr=False)
+class Session(Window):
     """From a first row to a last one, with no pause longer than the gap between two rows."""
 
-    label: str
+    kind = "session"
+    is_merged = True
+
     gap: Duration
 
-    def __repr__(self) -> str:
-        return self.label
+    @property
+    def length(self) -> Duration:
+        return self.gap
+
+    @property
+    def pause(self) -> Duration:
+        return self.gap
 
 
-@dataclass(frozen=True)
-class Sliding:
+@dataclass(frozen=True, repr=False)
+class Sliding(Window):
     """`[t - size, t]` for each distinct time t."""
 
-    label: str
+    kind = "sliding"
+    is_merged = True
+
     size: Duration
 
-    def __repr__(self) -> str:
-        return self.label
+    @property
+    def length(self) -> Duration:
+        return self.size
+
+    @property
+    def stored_size(self) -> Duration:
+        return self.size
 
 
-@dataclass(frozen=True)
-class Global:
+@dataclass(frozen=True, repr=False)
+class Global(Window):
     """One window that never ends."""
 
-    label: str
-
-    def __repr__(self) -> str:
-        return self.label
+    kind = "global"
+    is_timed = False
 
 
-@dataclass(frozen=True)
-class Counting:
+@dataclass(frozen=True, repr=False)
+class Counting(Window):
     """`size` rows of a key, in the order of arrival; a new one every `every` rows."""
 
-    label: str
+    kind = "counting"
+    is_timed = False
+    is_by_rows = True
+
     size: int
     every: int
-
-    def __repr__(self) -> str:
-        return self.label
-
-
-Window = Hopping | Session | Sliding | Global | Counting
-TIMED = (Hopping, Session, Sliding)
 
 
 def tumbling(size: str | int | timedelta, offset: str | int | timedelta = 0) -> Hopping:
@@ -198,7 +240,7 @@ MISSING: Any = _Missing()
 
 def check_grace(grace: Any, window: Window, where: str) -> Duration:
     """Return the grace of a window. Windows by time need one, others must have none."""
-    if not isinstance(window, TIMED):
+    if not window.is_timed:
         if grace is not MISSING:
             raise InvalidUse(
                 f"{where}: {window!r} does not go by time, so it takes no grace, got grace={grace!r}; leave it out"
@@ -210,9 +252,8 @@ def check_grace(grace: Any, window: Window, where: str) -> Duration:
             "what comes later is late. If there is to be none, say grace=mp.NO_GRACE"
         )
     found = duration(grace, f"{where}, grace")
-    size = window.gap if isinstance(window, Session) else window.size
     if found:
-        _check_same_unit(found, size, f"{where}, grace")
+        _check_same_unit(found, window.length, f"{where}, grace")
     return found
 
 

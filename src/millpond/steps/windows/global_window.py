@@ -14,8 +14,6 @@ from millpond.timing import MAX_TICKS
 class GlobalAssigner(Assigner):
     """Assigns every row of a key to its one window."""
 
-    is_timed = False
-
     def windows_for(self, key: bytes, at: int | None, row: Any, undo: Undo) -> tuple[list[OpenWindow], list[Extent]]:
         return [self.windows.open(key, GLOBAL, None, None, undo)], []
 

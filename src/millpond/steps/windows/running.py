@@ -68,7 +68,7 @@ class RunningWindows(Running):
     def __init__(self, step: WindowStep, context: StepContext) -> None:
         kind = ASSIGNERS[type(step.window)]
         self._step, self._context, self._time = step, context, context.time
-        self._batch = batch = WindowBatch(step, context, is_timed=kind.is_timed, can_merge=kind.can_merge)
+        self._batch = batch = WindowBatch(step, context)
         self._assigner = kind(batch)
         self._windows, self._trigger, self._triggers = batch.windows, batch.trigger, batch.triggers
         self._late = LateRows(batch)

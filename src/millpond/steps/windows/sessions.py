@@ -34,7 +34,6 @@ class SessionAssigner(Assigner):
     A row that is late, unless a later row of its batch connects it to an open session, waits for the end of the batch.
     """
 
-    can_merge = True
     may_wait = True
 
     def __init__(self, batch: WindowBatch) -> None:

@@ -39,8 +39,6 @@ class _KeyParts(ReadRange):
 class SlidingAssigner(Assigner):
     """Assigns rows to sliding windows."""
 
-    can_merge = True
-
     def __init__(self, batch: WindowBatch) -> None:
         self._by_key: dict[bytes, _KeyParts] = {}
         self._is_lazy = not batch.trigger.causes  # windows show nothing before they close

@@ -27,16 +27,16 @@ class _DecodedKeys(dict[bytes, Any]):
 class WindowBatch:
     """A window step, one batch, and the state that both have in common. It decides nothing."""
 
-    def __init__(self, step: WindowStep, context: StepContext, *, is_timed: bool, can_merge: bool) -> None:
+    def __init__(self, step: WindowStep, context: StepContext) -> None:
         self.step, self.context, self.time = step, context, context.time
-        self.is_timed = is_timed  # whether windows begin and end by event time
+        self.is_timed = step.window.is_timed  # whether windows begin and end by event time
         self.is_clock_of_key = step.clock == "key"  # and not the stream's watermark
         self.trigger = step.trigger
         self.key_names = step.key_names
         self.unit: Unit | None = None  # of the times; set once, by the assigner
         self.bounds_unit: Unit | None = None  # the same, None for windows that go by no time
         self.accumulators = Accumulators(
-            step.name, step.aggregations, context.view, context.codec, context.arrival, can_merge
+            step.name, step.aggregations, context.view, context.codec, context.arrival, step.window.is_merged
         )
         self.windows = RowWindows(step.name, context.view, self.accumulators)
         self.key_state = KeyState(step.name, context.view, context.codec)

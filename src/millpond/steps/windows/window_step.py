@@ -12,7 +12,7 @@ from millpond.errors import Incompatible
 from millpond.steps.base import Running, StepContext
 from millpond.steps.kind import Step, StoredKey
 from millpond.steps.windows.columnar.choice import fields_as_columns
-from millpond.steps.windows.definitions import TIMED, Session, Sliding, Window
+from millpond.steps.windows.definitions import Window
 from millpond.steps.windows.running import RunningWindows
 from millpond.steps.windows.state_rows import open_window_rows
 from millpond.steps.windows.triggers import Trigger
@@ -49,8 +49,8 @@ class WindowStep(Step):
             "window": repr(self.window),
             "grace": str(self.grace),
             "clock": self.clock,
-            "windows": type(self.window).__name__.lower(),
-            "size": _as_ticks(self.window.size) if isinstance(self.window, Sliding) else None,
+            "windows": self.window.kind,
+            "size": None if self.window.stored_size is None else _as_ticks(self.window.stored_size),
             "early": bool(self.trigger.causes),
             "keys": list(self.key_names),
             "aggregations": {name: a.kind for name, a in self.aggregations.items()},
@@ -60,9 +60,7 @@ class WindowStep(Step):
     def watermark_lag(self) -> tuple[Duration, ...] | None:
         if self.clock == "key":
             return None
-        if isinstance(self.window, Session):
-            return (self.window.gap, self.grace)
-        return (self.grace,) if isinstance(self.window, TIMED) else ()
+        return (self.window.pause, self.grace) if self.window.is_timed else ()
 
     @property
     def fields_read(self) -> tuple[str, ...] | None:

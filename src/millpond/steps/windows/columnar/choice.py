@@ -9,7 +9,6 @@ import pyarrow as pa
 from millpond.aggregations import Aggregation
 from millpond.aggregations.kinds import traits_of
 from millpond.rows.rows import Rows
-from millpond.steps.windows.definitions import Hopping
 
 if TYPE_CHECKING:
     from millpond.steps.windows.window_step import WindowStep
@@ -34,7 +33,7 @@ def choose_store(fields: tuple[str, ...] | None, rows: Rows | None) -> StoreKind
 def fields_as_columns(step: WindowStep) -> tuple[str, ...] | None:
     """Return the fields that a window step reads as columns; None if its rows have to be looked at one by one."""
     can_use_columns = (
-        isinstance(step.window, Hopping)
+        step.window.is_on_grid
         and not step.trigger.causes
         and step.clock == "stream"
         and not step.takes_back
