@@ -18,6 +18,8 @@ import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.settings import Controls, DriverSettings
+from millpond.driver.targets import Targets
+from millpond.log.ledger import Ledger
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.files import FileSink
@@ -97,6 +99,11 @@ class Bench:
 
     def files(self) -> list[Path]:
         return sorted((self.folder / "out").glob(f"*.{self.format}"))
+
+    def incarnation(self) -> str:
+        newest = mp.open(str(self.folder / "state"), "copied").newest
+        assert newest is not None
+        return newest.incarnation
 
     def each_once(self) -> Counter[int]:
         return Counter(range(self.written))
@@ -644,3 +651,33 @@ def test_a_paused_driver_does_not_set_the_register_back(lines: Bench) -> None:
         lines.run()
     lines.run(take_back=["out"])
     assert lines.held() == lines.each_once()
+
+
+class BeforeReading:
+    """A storage that calls a function before it reads a path for the first time."""
+
+    def __init__(self, inner: Any, path: str, call: Callable[[], None]) -> None:
+        self._inner, self._path, self._call = inner, path, call
+        self.was_called = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def get(self, path: str) -> bytes | None:
+        if path == self._path and not self.was_called:
+            self.was_called = True
+            self._call()
+        found: bytes | None = self._inner.get(path)
+        return found
+
+
+def test_a_record_that_retention_removes_while_a_register_is_checked_is_not_one_of_another_copy(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keep=2)
+    bench.run(1)
+    (entry,) = mp.sinks.files(tmp_path / "out").registrations("copied", bench.incarnation(), "out")
+    record = f"copied/ledger/{entry.batch:020d}.json"
+    inner = open_storage(str(tmp_path / "state"))
+    storage: Any = BeforeReading(inner, record, lambda: bench.run(20))
+    program = mp.lowlevel.program(bench.app())
+    Targets(program, Ledger(storage, "copied", SystemClock())).check(Ledger(inner, "copied", SystemClock()).newest())
+    assert storage.was_called and inner.get(record) is None

@@ -33,6 +33,10 @@ STEPS = {
 }
 
 
+def stores(home: Path) -> set[Path]:
+    return {file.parent for file in home.rglob("data.mdb")}
+
+
 @pytest.mark.parametrize("on_error", ["stop", "skip", "dead-letter", mp.retry(1, "1ms", then="skip")], ids=str)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_damage_that_a_function_meets_is_repaired(step: Any, on_error: Any) -> None:
@@ -41,7 +45,9 @@ def test_damage_that_a_function_meets_is_repaired(step: Any, on_error: Any) -> N
     with TestDriver(app) as driver:
         driver.send("rows", [{"k": "a"}, {"k": "b"}])
         driver.send("rows", [{"k": "b"}])  # the replica applies the batch before it
+        damaged = stores(Path(driver._home))
         flip(Path(driver._home), b"MARKER-a")
         driver.send("rows", [{"k": "a"}, {"k": "b"}])
+        assert stores(Path(driver._home)).isdisjoint(damaged)
         assert len(driver.output("out")) == 5
         assert [driver.state("n").get(key)["n"]["n"] for key in "ab"] == [2, 3]
