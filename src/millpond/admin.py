@@ -142,10 +142,13 @@ class Admin:
     def drop_step(self, step: str, *, dry_run: bool = False, force: bool = False) -> str:
         """Remove the state of a step that is no longer in the program, and say how much it was.
 
+        InvalidUse if the app has its program and the step is in it. `mp.open` and the command line do not read the
+        program: they remove the state of any step.
+
         >>> import millpond as mp
         >>> def tidy(app: mp.App): print(app.admin.drop_step("old-total"))
         """
-        return drop_step_state(self._stopped_app(force=force), step, dry_run=dry_run)
+        return drop_step_state(self._stopped_app(force=force), step, self._program(), dry_run=dry_run)
 
     def drop_outputs(self, sink: str, *, force: bool = False) -> None:
         """Give up the outputs that were not delivered to a sink which is gone from the program.
@@ -183,7 +186,7 @@ class Admin:
     ) -> str:
         """Merge the whole log into runs now, and remove the files that no record names any more.
 
-        Records before the past that is to be kept are removed, too. `keep` is given as for an `App`. If it is None, an
+        Records that are older than `keep` says are removed, too. `keep` is given as for an `App`. If it is None, an
         `App` uses its own `keep`, and an app that was opened without its program removes no record.
 
         >>> import millpond as mp
@@ -298,7 +301,7 @@ class Admin:
         return Ledger(self._storage, self.name, self._clock)
 
     def _program(self) -> Program | None:
-        """The program, for its sinks; None if the app was opened without it."""
+        """Return the program; None if the app was opened without it."""
         return self._access.compile_program() if self._access is not None and self._access.has_program() else None
 
     def _stopped_app(self, progress: ProgressCallback | None = None, force: bool = False) -> StoppedApp:

@@ -51,11 +51,11 @@ class Bench:
         self.folder, self.keep = folder, keep
         self.rows = [{"id": i, "key": "ab"[i % 2]} for i in range(30)]
 
-    def app(self, storage: Storage | None = None, local: str = "local") -> mp.App:
+    def app(self, storage: Storage | None = None, local: str = "local", step: str = "counts") -> mp.App:
         state, home = str(self.folder / "state"), str(self.folder / local)
         app = mp.App("slow", state, 1, local_dir=home, keep=self.keep, compact_every=1)
         app._storage = storage or open_storage(state)
-        counts = app.stream("rows", mp.sources.rows(self.rows)).key_by("key").aggregate("counts", n=mp.count())
+        counts = app.stream("rows", mp.sources.rows(self.rows)).key_by("key").aggregate(step, n=mp.count())
         counts.to("out", mp.sinks.files(self.folder / "out"))
         return app
 
@@ -220,14 +220,15 @@ def test_of_two_actions_at_once_one_is_refused(tmp_path: Path, action: str) -> N
     newest = mp.open(str(tmp_path / "state"), "slow").newest
     assert newest is not None
 
-    def act(app: mp.App) -> str:
+    def act(storage: Storage | None = None) -> str:
+        app = bench.app(storage, step="other")
         return app.rescale(2) if action == "rescale" else app.drop_step("counts")
 
     # The second has looked at the newest record and reads the state, then the first does the same, whole.
     storage = open_storage(str(tmp_path / "state"))
-    other = Interrupted(storage, lambda verb, path: verb == "get" and "/manifests/" in path, lambda: act(bench.app()))
+    other = Interrupted(storage, lambda verb, path: verb == "get" and "/manifests/" in path, act)
     with pytest.raises(mp.errors.Fenced):
-        act(bench.app(other))
+        act(other)
     after = mp.open(str(tmp_path / "state"), "slow").newest
     assert after is not None and after.number == newest.number + 3  # one claim, one rewrite, one release
 

@@ -41,7 +41,7 @@ def rewritten(folder: Path, how: str) -> mp.App:
     elif how == "rescale":
         app.rescale(3)
     else:
-        app.drop_step("parity")
+        mp.open(app.state_dir, "shop").drop_step("parity")
     for number in range(9, 16):
         other_rows(folder, number)
     return app

@@ -136,7 +136,7 @@ ACTIONS: dict[str, Callable[[mp.App, bool], Any]] = {
     "rescale": lambda app, force: app.rescale(3, force=force),
     "rollback": lambda app, force: app.rollback(1, force=force),
     "compact": lambda app, force: app.compact(force=force),
-    "drop_step": lambda app, force: app.drop_step("total", force=force),
+    "drop_step": lambda app, force: mp.open(app.state_dir, app.name).drop_step("total", force=force),
     "clear_state": lambda app, force: app.clear_state(force=force),
     "drop_outputs": lambda app, force: app.drop_outputs("out", force=force),
 }
@@ -146,8 +146,8 @@ ACTIONS: dict[str, Callable[[mp.App, bool], Any]] = {
 def test_the_refusal_says_how_to_get_out_and_force_is_the_way(place: Path, what: str) -> None:
     write(place, time=time.time() - 3)
     text = (
-        rf"{what}: app 'beating' is running on \S+, process {os.getpid()}, and said so [345] s ago. Stop it first. "
-        r"If that process is gone, wait 30 s, or say --force \(force=True in Python\)"
+        rf"{what}: app 'beating' is running on \S+, process {os.getpid()}: its last heartbeat is [345] s old. "
+        r"Stop it first. If that process is gone, wait 30 s, or say --force \(force=True in Python\)"
     )
     newest = mp.open(str(place / "state"), "beating").newest
     with pytest.raises(mp.errors.InvalidUse, match=text):

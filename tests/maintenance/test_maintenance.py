@@ -234,11 +234,46 @@ def test_rescale_from_outside_says_what_it_would_do_and_does_it(place: Path) -> 
     assert sum(totals(app).values()) == 7 * 45
 
 
+def shop_without_windows(folder: Path, renamed_from: str | None = None) -> mp.App:
+    """A later version of `shop`, whose step may have another name."""
+    app = mp.App("shop", str(folder / "state"), 2, local_dir=str(folder / "local"))
+    rows = app.stream("rows", mp.sources.files(folder / "in"), timestamp="at").key_by("k")
+    name = "total" if renamed_from is None else "sum"
+    rows.stateful_map(name, lambda k, row, n: (None, n + row["v"]), initial=0, renamed_from=renamed_from)
+    return app
+
+
+def test_a_step_that_the_program_uses_is_not_dropped(place: Path) -> None:
+    app = shop(place)
+    run(app)
+    then, newest = totals(app), kept(app).newest()
+    for dry_run in (False, True):
+        with pytest.raises(mp.errors.InvalidUse, match=r"the program of app 'shop' uses the state of 'total'\. Remove"):
+            app.drop_step("total", dry_run=dry_run)
+    with pytest.raises(mp.errors.InvalidUse, match="'total', as that of step 'sum', which has renamed_from='total'"):
+        shop_without_windows(place, renamed_from="total").drop_step("total")
+    assert totals(app) == then and kept(app).newest() == newest
+    mp.open(app.state_dir, "shop").drop_step("total")  # it does not read the program
+    assert kept(app).newest() != newest
+
+
+@pytest.mark.parametrize("dropped", ["total", "sum"])
+def test_of_state_under_an_old_and_a_new_name_either_can_be_dropped(place: Path, dropped: str) -> None:
+    renamed = shop_without_windows(place, renamed_from="total")
+    run(renamed)  # its state is stored as "sum"
+    feed(place, 6)
+    run(shop(place))  # an older version of the program makes state of "total" again
+    with pytest.raises(mp.errors.Incompatible, match="there is state of both names"):
+        run(renamed)
+    renamed.drop_step(dropped)
+    run(renamed)
+
+
 def test_a_dropped_step_is_gone_and_the_others_are_not(place: Path) -> None:
     app = shop(place)
     run(app)
     then = totals(app)
-    app.drop_step("by ten")
+    shop_without_windows(place).drop_step("by ten")
     with pytest.raises(mp.errors.InvalidUse, match="no step 'by ten'"):
         list(mp.open(app.state_dir, "shop").state("by ten").items())
     assert totals(app) == then

@@ -95,7 +95,10 @@ def drop_step(
     force: Force = False,
     yes: Yes = False,
 ) -> None:
-    """Delete the state of a step that is no longer in the program. The app must be stopped."""
+    """Delete the state of a step that is no longer in the program. The app must be stopped.
+
+    The program is not read: the state of a step that is still in it is deleted, too.
+    """
     found = open_chosen(state_dir, app)
     said = found.drop_step(step, dry_run=True, force=force)
     if dry_run:

@@ -80,9 +80,9 @@ def check_stopped(storage: Storage, app: str, clock: Clock, what: str, *, force:
     if beat is not None:
         age = max(0, round(clock.now() - beat.time))
         raise InvalidUse(
-            f"{what}: app {app!r} is running on {beat.host}, process {beat.pid}, and said so {age} s ago. Stop it "
-            f"first. If that process is gone, wait {round(FRESH_SECONDS)} s, or say --force (force=True in Python): a "
-            "driver that runs after all is then fenced, and loses nothing. Nothing was changed."
+            f"{what}: app {app!r} is running on {beat.host}, process {beat.pid}: its last heartbeat is {age} s old. "
+            f"Stop it first. If that process is gone, wait {round(FRESH_SECONDS)} s, or say --force (force=True in "
+            "Python): a driver that runs after all is then fenced, and loses nothing. Nothing was changed."
         )
 
 
