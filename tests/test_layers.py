@@ -15,7 +15,7 @@ SRC = Path(__file__).parent.parent / "src"
 # against it as a user's is.
 FLOORS = [
     ("errors", "clock"),
-    ("backoff",),
+    ("backoff", "user_functions"),
     ("codec", "timing"),
     ("sources.base", "sinks.base", "storage"),
     ("rows",),

@@ -38,6 +38,7 @@ from millpond.steps.failure import OnError, check_on_error
 from millpond.steps.verbs.table import TableStep
 from millpond.storage import Storage, open_storage
 from millpond.timing import duration, seconds
+from millpond.user_functions import check_function
 
 
 class App(AdminVerbs):
@@ -123,6 +124,8 @@ class App(AdminVerbs):
                 f"stream {name!r}: expected a source such as mp.sources.files(path) or a streaming Spark "
                 f"DataFrame, got {source!r}"
             )
+        if callable(timestamp):
+            check_function(timestamp, f"stream({name!r}, timestamp)", "row")
         self._graph.claim(name, "stream")
         if timestamp is None and (disorder or idle_after is not None):
             raise InvalidUse(

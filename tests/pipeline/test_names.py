@@ -34,7 +34,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 def keyed(name: str = "rows") -> Any:
-    return mp.App("named").stream(name, mp.sources.rows([])).key_by("k")
+    return mp.App("named").stream(name, mp.sources.rows([]), timestamp="at").key_by("k")
 
 
 GIVEN: dict[str, Callable[[Any], Any]] = {

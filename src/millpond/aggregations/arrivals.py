@@ -149,4 +149,4 @@ def _by_time(kind: AccumulatorKind, field: Field, beats: Callable[[Any, Any], bo
     def merge(a: list[Any], b: list[Any]) -> list[Any]:
         return b if not a or (b and beats(b[0], a[0])) else a
 
-    return Aggregation(kind.name, label, list, update, kind.result, merge, field=field)
+    return Aggregation(kind.name, label, list, update, kind.result, merge, field=field, needs_time=True)

@@ -9,6 +9,7 @@ from typing import Any
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse, short_repr
 from millpond.rows.fields import MissingField, field_names, field_reader
+from millpond.user_functions import check_function
 
 Field = str | Callable[[Any], Any] | None
 """The name of a field, a function of the row, or the row itself."""
@@ -45,6 +46,7 @@ class Aggregation:
     can_merge: bool = True
     field: Field = None
     retract: Callable[[Any, Any, Any], Any] | None = None
+    needs_time: bool = False  # whether every row must have an event time
 
     def __repr__(self) -> str:
         return f"mp.{self.label}"
@@ -55,7 +57,7 @@ def reader(where: str, field: Field) -> Callable[[Any], Any]:
     if field is None:
         return lambda row: row
     if callable(field):
-        return field
+        return check_function(field, where, "row")  # type: ignore[no-any-return]
     if type(field) is not str:
         raise InvalidUse(
             f"{where}: expected the name of a field or a function of the row, got {field!r}; "

@@ -9,6 +9,7 @@ from millpond.aggregations.base import Aggregation
 from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.codec import NotEncodable, copy_value
 from millpond.errors import InvalidUse
+from millpond.user_functions import check_function
 
 CUSTOM = "custom"
 """The kind of the users' own aggregations."""
@@ -43,10 +44,17 @@ def aggregation(
     >>> product.update(product.initial(), {"factor": 3}, None)
     3
     """
-    for name, function in {"update": update, "result": result, "merge": merge, "retract": retract}.items():
-        if not callable(function) and (name == "update" or function is not None):
-            raise InvalidUse(f"aggregation({name}=): expected a function, got {function!r}")
-    if not callable(initial):
+    check_function(update, "aggregation(update=)", "acc", "row")
+    for name, function, arguments in (
+        ("result", result, ("acc",)),
+        ("merge", merge, ("acc", "acc")),
+        ("retract", retract, ("acc", "row")),
+    ):
+        if function is not None:
+            check_function(function, f"aggregation({name}=)", *arguments)
+    if callable(initial):
+        check_function(initial, "aggregation(initial=)")
+    else:
         copy_value(initial)  # a value that cannot be stored is refused here, not at the first row
     read = result or (lambda acc: acc)
     return Aggregation(

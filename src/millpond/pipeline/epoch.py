@@ -23,7 +23,7 @@ class Epoch:
 
 
 def epoch_ms(field: str) -> Epoch:
-    """A `timestamp=` for a field that holds milliseconds since 1970.
+    """Return a `timestamp=` for a field that holds milliseconds since 1970.
 
     >>> import millpond as mp
     >>> mp.epoch_ms("at")({"at": 1_442_113_200_000})
@@ -33,7 +33,7 @@ def epoch_ms(field: str) -> Epoch:
 
 
 def epoch_s(field: str) -> Epoch:
-    """A `timestamp=` for a field that holds seconds since 1970.
+    """Return a `timestamp=` for a field that holds seconds since 1970.
 
     >>> import millpond as mp
     >>> mp.epoch_s("at")({"at": 1_442_113_200})

@@ -153,7 +153,7 @@ class Deliver(Operator):
 
 
 class Delivering:
-    """A sink's node at work in one task."""
+    """A sink's node, started in one task."""
 
     def __init__(self, context: OperatorContext) -> None:
         self._deliver = context.deliver
@@ -209,8 +209,8 @@ class Graph:
         check_name(name, what)
         if name in self.names:
             raise InvalidUse(
-                f"{what} {name!r}: the name belongs to a {self.names[name]} already. Names own what is stored "
-                "under them, so each is given once in an app."
+                f"{what} {name!r}: the name belongs to a {self.names[name]} already. State and deliveries "
+                "are stored under these names, so each is given once in an app: give one of the two another name."
             )
         self.names[name] = what
         return name

@@ -11,6 +11,7 @@ from millpond.pipeline.table import quote_names
 from millpond.steps.joins.join_step import How
 from millpond.steps.windows.definitions import MISSING, Hopping
 from millpond.timing import Duration, duration
+from millpond.user_functions import check_function
 
 HOWS: tuple[How, ...] = ("inner", "left", "right", "outer")
 
@@ -20,7 +21,7 @@ def required_grace(where: str, grace: Any) -> Any:
     if grace is MISSING or grace is None:
         raise InvalidUse(
             f'{where}, grace): expected how long to wait for late rows, for example "10s"; what comes later is late. '
-            "If there is to be none, say grace=mp.NO_GRACE"
+            "To wait for none, give grace=mp.NO_GRACE"
         )
     return grace
 
@@ -45,7 +46,7 @@ def _check_how(where: str, how: Any, hows: tuple[How, ...]) -> How:
 def _check_merge(where: str, merge: Any) -> Any:
     if merge is not None and not callable(merge):
         raise InvalidUse(f"{where}, merge): expected a function of both rows, got {merge!r}")
-    return merge
+    return merge if merge is None else check_function(merge, f"{where}, merge)", "left", "right")
 
 
 class IntervalJoinOptions(TypedDict):

@@ -10,9 +10,10 @@ from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.pipeline import joins
+from millpond.pipeline.event_time import check_aggregations, check_has_times
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, StepSettings, step_settings
-from millpond.pipeline.stream import Frame, On, Out, R, Stream, async_operator, batch_operator, check_function
+from millpond.pipeline.stream import Frame, On, Out, R, Stream, async_operator, batch_operator
 from millpond.pipeline.table import LookupOptions, Table, add_lookup
 from millpond.pipeline.windowed import GivenWindow, K, WindowedStream, check_window
 from millpond.rows.fields import FieldReader
@@ -40,6 +41,7 @@ from millpond.steps.windows.definitions import MISSING, Hopping, Window
 from millpond.steps.windows.triggers import Trigger, on_close
 from millpond.steps.windows.window_step import By, Fires, Panes
 from millpond.timing import duration
+from millpond.user_functions import check_function
 
 S = TypeVar("S")
 
@@ -72,19 +74,19 @@ class KeyedStream(Stream[R], Generic[K, R]):
     # --- verbs of Stream, which return a keyed stream here: documented there ---
 
     def map(self, f: Callable[[R], Out]) -> KeyedStream[K, Out]:
-        return KeyedStream(self._graph, self._same(Map(check_function(f, "map"))))
+        return KeyedStream(self._graph, self._same(Map(check_function(f, "map", "row"))))
 
     def filter(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
-        return KeyedStream(self._graph, self._same(Filter(check_function(f, "filter"))))
+        return KeyedStream(self._graph, self._same(Filter(check_function(f, "filter", "row"))))
 
     def flat_map(self, f: Callable[[R], Iterable[Out]]) -> KeyedStream[K, Out]:
-        return KeyedStream(self._graph, self._same(FlatMap(check_function(f, "flat_map"))))
+        return KeyedStream(self._graph, self._same(FlatMap(check_function(f, "flat_map", "row"))))
 
     def inspect(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
-        return KeyedStream(self._graph, self._same(Inspect(check_function(f, "inspect"))))
+        return KeyedStream(self._graph, self._same(Inspect(check_function(f, "inspect", "row"))))
 
     def with_time(self, f: Callable[[R], Any]) -> KeyedStream[K, R]:
-        return KeyedStream(self._graph, self._same(WithTime(check_function(f, "with_time"))))
+        return KeyedStream(self._graph, self._same(WithTime(check_function(f, "with_time", "row"))))
 
     def map_async(
         self, f: Callable[[R], Any], workers: int = 8, *, on_error: OnError | None = None
@@ -177,7 +179,9 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'page': '/', 'number': 1}, {'page': '/about', 'number': 1}, {'page': '/', 'number': 2}]
         """
-        check_function(f, f"stateful_map({name!r})")
+        check_function(f, f"stateful_map({name!r})", "key", "row", "state")
+        if callable(initial):
+            check_function(initial, f"stateful_map({name!r}, initial)")
         return self._add_step(StatefulMapStep(f=f, initial=initial, **self._settings("stateful_map", name, how)))
 
     def apply(
@@ -206,7 +210,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'sensor': 'a', 'from': 21, 'to': 45}]
         """
-        check_function(f, f"apply({name!r})")
+        check_function(f, f"apply({name!r})", "row", "state")
         return self._add_step(ApplyStep(f=f, **self._settings("apply", name, how)))
 
     def flat_apply(
@@ -235,7 +239,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'customer': 'ann', 'item': 'tea'}, {'customer': 'ann', 'item': 'pen'}]
         """
-        check_function(f, f"flat_apply({name!r})")
+        check_function(f, f"flat_apply({name!r})", "row", "state")
         return self._add_step(FlatApplyStep(f=f, **self._settings("flat_apply", name, how)))
 
     def update(
@@ -260,7 +264,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'file': 'a', 'n': 1}, {'file': 'a', 'n': 2}]
         """
-        check_function(f, f"update({name!r})")
+        check_function(f, f"update({name!r})", "row", "state")
         return self._add_step(UpdateStep(f=f, **self._settings("update", name, how)))
 
     def stateful_filter(
@@ -286,7 +290,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     [row["price"] for row in driver.output("out")]
         [7, 9]
         """
-        check_function(f, f"stateful_filter({name!r})")
+        check_function(f, f"stateful_filter({name!r})", "row", "state")
         return self._add_step(StatefulFilterStep(f=f, **self._settings("stateful_filter", name, how)))
 
     def aggregate(
@@ -318,6 +322,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
                 f"aggregate({name!r}): expected aggregations by name such as n=mp.count(), with names other "
                 f"than the key's {list(self._node.keyed or ())}, got {wrong or clash or 'none'}"
             )
+        check_aggregations(self._graph, self._node, aggregations, f"aggregate({name!r})")
         aggregations = with_retractions(f"aggregate({name!r})", self._graph, self._node, aggregations) or aggregations
         options: StateOptions = {"on_error": on_error, "ttl": ttl, "renamed_from": renamed_from}
         settings = self._settings("aggregate", name, options)
@@ -351,6 +356,8 @@ class KeyedStream(Stream[R], Generic[K, R]):
         options: StateOptions = {"on_error": on_error, "renamed_from": renamed_from}
         if lives is not None:
             options["ttl"] = TTL(lives.after, refresh="never")
+        if callable(by):
+            check_function(by, f"deduplicate({name!r}, by)", "row")
         reader = by if by is None or callable(by) else FieldReader(by)
         return self._add_step(DeduplicateStep(by=reader, **self._settings("deduplicate", name, options)))
 
@@ -429,9 +436,10 @@ class KeyedStream(Stream[R], Generic[K, R]):
             "fires": fires,
             "clock": clock,
         }
-        return WindowedStream(
-            self, name, check_window(name, given), {"on_error": on_error, "renamed_from": renamed_from}
-        )
+        options = check_window(name, given)
+        if window.is_timed:
+            check_has_times(self._graph, self._node, f"window({name!r})")
+        return WindowedStream(self, name, options, {"on_error": on_error, "renamed_from": renamed_from})
 
     def join_interval(
         self,
@@ -571,6 +579,8 @@ class KeyedStream(Stream[R], Generic[K, R]):
         if not isinstance(other, KeyedStream) or other._graph is not self._graph:
             raise InvalidUse(f"{where}: expected as the other side a keyed stream of the same app, got {other!r}")
         joins.check_keyed_alike(where, self._node, other._node)
+        for side, stream in (("left", self), ("right", other)):
+            check_has_times(self._graph, stream._node, f"{where}, the {side} side")
         return self._settings(verb, name, options)
 
     def _add_join(self, step: JoinStep, other: KeyedStream[K, Any]) -> JoinedStream[K, Any]:

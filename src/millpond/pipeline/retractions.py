@@ -80,5 +80,5 @@ def _update_or_retract(a: Aggregation, refused: str | None) -> Callable[[Any, An
 
 
 def is_retraction(row: Any) -> bool:
-    """Whether a row takes an earlier one back: its field `retracted` is True."""
+    """Return whether a row takes an earlier one back: its field `retracted` is True."""
     return (row.get("retracted") if isinstance(row, dict) else getattr(row, "retracted", None)) is True

@@ -8,10 +8,12 @@ from typing import Any, TypedDict
 from millpond.errors import InvalidUse
 from millpond.log.paths import check_name
 from millpond.pipeline import graph as g
+from millpond.pipeline.event_time import check_has_times
 from millpond.steps.failure import OnError, check_on_error
 from millpond.steps.kind import StateSettings
-from millpond.steps.state.migration import Lazily
+from millpond.steps.state.migration import Lazily, takes_key
 from millpond.steps.state.ttl import Lifetime, check_ttl
+from millpond.user_functions import check_function
 
 
 class StateOptions(TypedDict, total=False):
@@ -47,6 +49,8 @@ def step_settings(graph: g.Graph, node: g.Node, verb: str, name: str, options: S
     if renamed_from is not None:
         check_name(renamed_from, f"{where}, renamed_from)")
     ttl = check_ttl(options.get("ttl"), f"{where}, ttl)")
+    if ttl is not None and ttl.clock == "event":
+        check_has_times(graph, node, f'{where}, ttl) with clock="event"')
     on_error = options.get("on_error")
     policy = node.on_error if on_error is None else check_on_error(on_error, f"{where})")
     version, migrate = options.get("version", 1), options.get("migrate")
@@ -77,4 +81,6 @@ def _check_migrations(version: Any, migrate: Any, where: str) -> dict[int, Calla
             f"{where}: migrate= maps a version below {version} to the function that makes the next one of it, "
             f"for example migrate={{1: upgrade}} with version=2; got {wrong[0]!r}"
         )
+    for number, f in found.items():
+        check_function(f, f"{where}, migrate={{{number}: …}}", *(("key", "value") if takes_key(f) else ("value",)))
     return found

@@ -24,6 +24,7 @@ from millpond.steps.verbs.map_async import MapAsync
 from millpond.steps.verbs.map_batch import MapBatch
 from millpond.steps.verbs.union import Union
 from millpond.steps.verbs.with_time import WithTime
+from millpond.user_functions import check_function
 
 if TYPE_CHECKING:
     from millpond.pipeline.keyed import KeyedStream
@@ -50,6 +51,20 @@ class Stream(Generic[R]):
     def __init__(self, graph: g.Graph, node: g.Node) -> None:
         self._graph, self._node = graph, node
 
+    if not TYPE_CHECKING:  # for type checkers, a name that is not defined stays an error
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for a verb that only keyed streams have, it says that `key_by` comes first."""
+            from millpond.pipeline.keyed import KeyedStream
+
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_") and hasattr(KeyedStream, name):
+                text = (
+                    f"{name} needs rows with a key, and this stream has none: call key_by first, as in "
+                    f'stream.key_by("customer").{name}(…)'
+                )
+            raise AttributeError(text, name=name, obj=self)
+
     def _then(self, op: Operator, *, keyed: tuple[str, ...] | None, more: tuple[int, ...] = ()) -> g.Node:
         inputs = (self._node.id, *more)
         return self._graph.add(op, inputs, keyed=keyed, on_error=self._node.on_error)
@@ -68,7 +83,7 @@ class Stream(Generic[R]):
         ...     driver.output("out")
         [2, 4]
         """
-        return Stream(self._graph, self._same(Map(check_function(f, "map"))))
+        return Stream(self._graph, self._same(Map(check_function(f, "map", "row"))))
 
     def filter(self, f: Callable[[R], Any]) -> Stream[R]:
         """Keep the rows for which `f(row)` is true.
@@ -81,7 +96,7 @@ class Stream(Generic[R]):
         ...     driver.output("out")
         [1, 3]
         """
-        return Stream(self._graph, self._same(Filter(check_function(f, "filter"))))
+        return Stream(self._graph, self._same(Filter(check_function(f, "filter", "row"))))
 
     def flat_map(self, f: Callable[[R], Iterable[Out]]) -> Stream[Out]:
         """Replace each row by the rows of the iterable `f(row)`.
@@ -94,7 +109,7 @@ class Stream(Generic[R]):
         ...     driver.output("out")
         ['to', 'be', 'or', 'not']
         """
-        return Stream(self._graph, self._same(FlatMap(check_function(f, "flat_map"))))
+        return Stream(self._graph, self._same(FlatMap(check_function(f, "flat_map", "row"))))
 
     def inspect(self, f: Callable[[R], Any]) -> Stream[R]:
         """Call `f` with each row and keep the row. `f` must not change it.
@@ -109,7 +124,7 @@ class Stream(Generic[R]):
         2
         [1, 2]
         """
-        return Stream(self._graph, self._same(Inspect(check_function(f, "inspect"))))
+        return Stream(self._graph, self._same(Inspect(check_function(f, "inspect", "row"))))
 
     def with_time(self, f: Callable[[R], Any]) -> Stream[R]:
         """Set the event time of each row to `f(row)`, a datetime or a whole number.
@@ -124,7 +139,7 @@ class Stream(Generic[R]):
         ...     [row["n"] for row in driver.output("out")]
         [2]
         """
-        return Stream(self._graph, self._same(WithTime(check_function(f, "with_time"))))
+        return Stream(self._graph, self._same(WithTime(check_function(f, "with_time", "row"))))
 
     def map_async(self, f: Callable[[R], Any], workers: int = 8, *, on_error: OnError | None = None) -> Stream[Any]:
         """Replace each row by `f(row)`, for up to `workers` rows at a time: for functions that wait for a service.
@@ -151,7 +166,8 @@ class Stream(Generic[R]):
         The annotation of its first parameter says what `f` takes and returns: `pyarrow.Table` (also without an
         annotation), `polars.DataFrame` or `pandas.DataFrame` (with Arrow-backed columns). Rows that a source reads as
         columns, such as Parquet, are handed over as they are, and stay columns until a function needs Python objects.
-        Other rows must be dicts, dataclasses or Structs whose fields have one type each.
+        Other rows must be dicts, dataclasses or Structs whose fields have one type each. The type of a column comes
+        from the values of the call: if all are `None`, it is null, so cast a column whose type the function needs.
 
         How many rows come together depends on the source and on the batch, so `f` should treat rows one by one: use
         windows or `aggregate` to compute across rows. Without keys and event times it may return any number of rows.
@@ -212,15 +228,17 @@ class Stream(Generic[R]):
         merge: Callable[[R, Any], Any] | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
-        """Each row with the row of a table, or of `mp.external`, that has its key.
+        """Add to each row the row of a table, or of `mp.external`, that has its key.
 
-        What a batch changes in a table comes before what it looks up there.
+        Within a batch, a table is changed before it is looked up.
 
-        A stream that is keyed like the table meets it by its key. Where the table lies everywhere, `on` says by what:
-        a field, several, or a function of the row that gives the table's key; one that is `None` meets nothing.
+        A stream that is keyed like the table looks up its own key. In a table with `everywhere=True`, any stream can
+        look up any key: `on` is the field or fields that hold the key, or a function of the row that returns it. If the
+        key is `None`, nothing is found.
 
-        `merge` is given the row and the table's, `None` if there is none. Without it the output has the fields of both;
-        those of the table that clash and differ get `_right`. With `how="inner"` a row that meets none is left out.
+        `merge(row, table_row)` returns the output; `table_row` is `None` if none was found. Without `merge`, the output
+        has the fields of both rows; a field of the table's row that the row has with another value gets the suffix
+        `_right`. With `how="inner"`, rows for which nothing was found are left out.
 
         >>> import millpond as mp
         >>> app = mp.App("shop")
@@ -248,13 +266,13 @@ class Stream(Generic[R]):
                 "branch(name=predicate, …): expected at least one predicate, none of them named 'rest', "
                 f"got {sorted(predicates)}"
             )
-        pairs = tuple((name, check_function(f, f"branch({name})")) for name, f in predicates.items())
+        pairs = tuple((name, check_function(f, f"branch({name})", "row")) for name, f in predicates.items())
         node = self._same(Branch(pairs))
         parted: Stream[R] = Stream(self._graph, node)
         return {name: Stream(self._graph, parted._same(Pick(name))) for name in [*predicates, REST]}
 
     def union(self, *others: Stream[Any]) -> Stream[Any]:
-        """The rows of this stream and of the others; they have no key until the next `key_by`.
+        """Put the rows of this stream and of others into one stream; they have no key until the next `key_by`.
 
         >>> import millpond as mp
         >>> app = mp.App("a")
@@ -286,8 +304,12 @@ class Stream(Generic[R]):
         for part in by:
             if not isinstance(part, str) and not callable(part):
                 raise InvalidUse(f"key_by: expected a field's name or a function, got {part!r}")
+            if not isinstance(part, str):
+                check_function(part, "key_by", "row")
             names.append(part if isinstance(part, str) else "key")
-        names.extend(named)
+        for name, part in named.items():
+            check_function(part, f"key_by({name}=)", "row")
+            names.append(name)
         if len(set(names)) != len(names):
             raise InvalidUse(
                 f"key_by: the parts of a key need names that differ, got {names}. Name a function: "
@@ -320,17 +342,10 @@ def async_operator(f: Any, workers: Any, on_error: Any, node: g.Node) -> MapAsyn
     if type(workers) is not int or workers < 1:
         raise InvalidUse(f"map_async(workers): expected a whole number of 1 or more, got {workers!r}")
     policy: OnError = node.on_error if on_error is None else check_on_error(on_error, "map_async(on_error)")
-    return MapAsync(check_function(f, "map_async"), workers, policy)
+    return MapAsync(check_function(f, "map_async", "row"), workers, policy)
 
 
 def batch_operator(f: Any, on_error: Any, node: g.Node) -> MapBatch:
     """Return the operator of `map_batch`; InvalidUse if an argument cannot be used."""
     policy: OnError = node.on_error if on_error is None else check_on_error(on_error, "map_batch(on_error)")
-    return MapBatch(check_function(f, "map_batch"), frame_kind(f, "map_batch"), policy)
-
-
-def check_function(f: Any, where: str) -> Any:
-    """Return `f` if it can be called, else raise."""
-    if not callable(f):
-        raise InvalidUse(f"{where}: expected a function, got {f!r}")
-    return f
+    return MapBatch(check_function(f, "map_batch", "table"), frame_kind(f, "map_batch"), policy)

@@ -13,6 +13,7 @@ from millpond.steps.state.ttl import TTL
 from millpond.steps.verbs.external import External
 from millpond.steps.verbs.external_lookup import ExternalLookup
 from millpond.steps.verbs.lookup import LookupStep
+from millpond.user_functions import check_function
 
 LOOKUP_HOWS = ("left", "inner")
 
@@ -49,6 +50,8 @@ def check_table(name: str, everywhere: Any, deleted: Any, ttl: Any) -> TableOpti
         raise InvalidUse(f"{where}, everywhere): expected True or False, got {everywhere!r}")
     if deleted is not None and not callable(deleted):
         raise InvalidUse(f"{where}, deleted): expected a function of a row, got {deleted!r}")
+    if deleted is not None:
+        check_function(deleted, f"{where}, deleted)", "row")
     if isinstance(ttl, TTL) and ttl.refresh == "read":
         raise InvalidUse(
             f'{where}, ttl): expected refresh="write" or "never", got "read": to look a row up changes nothing, so it '
@@ -77,6 +80,8 @@ def add_lookup(graph: g.Graph, node: g.Node, name: str, table: Any, options: Loo
         raise InvalidUse(f"{where}, how): expected {', '.join(map(repr, LOOKUP_HOWS))}, got {how!r}")
     if merge is not None and not callable(merge):
         raise InvalidUse(f"{where}, merge): expected a function of the row and the table's row, got {merge!r}")
+    if merge is not None:
+        check_function(merge, f"{where}, merge)", "row", "table_row")
     policy = node.on_error if on_error is None else check_on_error(on_error, f"{where})")
     if isinstance(table, External):
         if on is None and node.keyed is None:
@@ -135,7 +140,7 @@ def key_reader(where: str, on: Any, parts: int | None = None) -> Any:
     elif isinstance(on, (tuple, list)) and len(on) > 1 and all(isinstance(part, str) for part in on):
         found = Fields(tuple(on))
     elif callable(on):
-        return on
+        return check_function(on, f"{where}, on)", "row")
     else:
         raise InvalidUse(f"{where}, on): expected a field, several fields or a function of the row, got {on!r}")
     given = 1 if isinstance(on, str) else len(on)

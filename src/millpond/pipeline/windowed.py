@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 from millpond.aggregations import Aggregation
 from millpond.errors import InvalidUse
+from millpond.pipeline.event_time import check_aggregations
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, step_settings
 from millpond.pipeline.stream import R, Stream
@@ -63,8 +64,22 @@ class WindowedStream(Generic[K, R]):
         self, stream: KeyedStream[K, R], name: str, options: WindowOptions, state_options: StateOptions
     ) -> None:
         self._stream, self._name, self._options, self._state_options = stream, name, options, state_options
-        stream._graph.unfinished[name] = "say what its windows are to hold with .aggregate(name=aggregation, …)"
+        stream._graph.unfinished[name] = "call .aggregate(name=aggregation, …) on its windows"
         self._aggregated: KeyedStream[K, dict[str, Any]] | None = None
+
+    if not TYPE_CHECKING:  # for type checkers, a name that is not defined stays an error
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for a verb of streams, it says that `aggregate` comes first."""
+            from millpond.pipeline.keyed import KeyedStream
+
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_") and hasattr(KeyedStream, name):
+                text = (
+                    f"{name} needs a stream, and these are windows without results: call aggregate first, as in "
+                    f"windows.aggregate(n=mp.count()).{name}(…)"
+                )
+            raise AttributeError(text, name=name, obj=self)
 
     def aggregate(self, **aggregations: Aggregation) -> KeyedStream[K, dict[str, Any]]:
         """Return a stream with a row per pane: the key's fields, `window_start`, `window_end`, `pane`, `final`, and the
@@ -99,6 +114,7 @@ class WindowedStream(Generic[K, R]):
                 f"{where}: windows of {window!r} are put together from parts, which needs merge=, and {cannot} has "
                 "none; give mp.aggregation a merge=, a function of two accumulators that returns one"
             )
+        check_aggregations(graph, node, aggregations, where)
         retracting = with_retractions(where, graph, node, aggregations, by_rows=window.is_by_rows)
         graph.unfinished.pop(self._name, None)
         step = WindowStep(
@@ -113,10 +129,14 @@ class WindowedStream(Generic[K, R]):
 
     @property
     def late(self) -> Stream[dict[str, Any]]:
-        """The rows that missed a window, as `{row, key, late_by, missed}`. They count in those that are still open."""
+        """The rows that came too late for a window, as `{row, key, late_by, missed}`.
+
+        `missed` holds the windows that had closed. Where windows overlap, such a row still counts in those of its
+        windows that are open.
+        """
         if self._aggregated is None:
             raise InvalidUse(
-                f"window({self._name!r}).late: call aggregate(…) first; a row is late for what is made of its window"
+                f"window({self._name!r}).late: call aggregate(…) first; a row is late for the results of its window"
             )
         return self._aggregated._side_output()
 
@@ -130,7 +150,7 @@ def check_window(name: str, given: GivenWindow) -> WindowOptions:
     if not isinstance(trigger, Trigger):
         raise InvalidUse(f"{where}, trigger: expected one such as mp.triggers.every_rows(10), got {trigger!r}")
     if trigger.needs_end and not window.is_timed:
-        raise InvalidUse(f"{where}, trigger: {trigger!r} goes by the times of a window, and {window!r} has none")
+        raise InvalidUse(f"{where}, trigger: {trigger!r} needs windows that have an end, and {window!r} has none")
     for what, value, known in (
         ("panes", given["panes"], ("accumulate", "discard", "retract")),
         ("fires", given["fires"], ("this", "all")),
@@ -139,7 +159,7 @@ def check_window(name: str, given: GivenWindow) -> WindowOptions:
         if value not in known:
             raise InvalidUse(f"{where}, {what}: expected {' or '.join(map(repr, known))}, got {value!r}")
     if clock == "key" and not window.is_timed:
-        raise InvalidUse(f'{where}, clock: {window!r} goes by no time; leave clock="key" out')
+        raise InvalidUse(f'{where}, clock: {window!r} has no times to close by; leave clock="key" out')
     return {
         "window": window,
         "grace": check_grace(given["grace"], window, where),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from millpond.errors import InvalidUse
 from millpond.sinks.base import Delivery
+from millpond.user_functions import check_function
 
 
 class DataFrameSink:
@@ -15,6 +16,7 @@ class DataFrameSink:
     def __init__(self, f: Callable[[Any, Delivery], Any], schema: Any = None) -> None:
         if not callable(f):
             raise InvalidUse(f"sinks.dataframe: expected a function of a DataFrame and a delivery, got {f!r}")
+        check_function(f, "sinks.dataframe", "frame", "delivery")
         self.f, self.schema = f, schema
         self.where: Literal["driver", "workers", "session", "nowhere"] = "session"
 

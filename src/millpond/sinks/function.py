@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from millpond.errors import InvalidUse
 from millpond.sinks.base import Delivery
+from millpond.user_functions import check_function
 
 
 class FunctionSink:
@@ -26,6 +27,7 @@ class FunctionSink:
     ) -> None:
         if not callable(f):
             raise InvalidUse(f"sinks.function(f): expected a function of rows and delivery, got {f!r}")
+        check_function(f, "sinks.function(f)", "rows", "delivery")
         if where not in ("driver", "workers"):
             raise InvalidUse(f"sinks.function(where=): expected 'driver' or 'workers', got {where!r}")
         self._f = f

@@ -508,7 +508,7 @@ def streams() -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"grace": None}, r"join_interval\('j', grace\): expected how long to wait .* say grace=mp.NO_GRACE"),
+        ({"grace": None}, r"join_interval\('j', grace\): expected how long to wait .* give grace=mp.NO_GRACE"),
         ({"how": "full"}, r"join_interval\('j', how\): expected 'inner', 'left', 'right', 'outer', got 'full'"),
         ({"before": -1}, r"join_interval\('j', before\): expected a duration that is not negative, got -1"),
         ({"after": "soon"}, r"join_interval\('j', after\): expected a duration such as"),
@@ -557,7 +557,8 @@ def test_the_other_side_is_a_keyed_stream_of_the_same_app():
 
 def test_a_row_without_a_time_meets_the_policy_of_the_step():
     app = mp.App("timeless")
-    left = app.stream("left", mp.sources.rows([])).key_by("k")
+    timed = app.stream("timed", mp.sources.rows([]), timestamp="at")
+    left = app.stream("left", mp.sources.rows([])).union(timed).key_by("k")
     right = app.stream("right", mp.sources.rows([]), timestamp="at").key_by("k")
     left.join_interval("j", right, before=0, after=1, grace=NONE, on_error="dead-letter").to("out", mp.sinks.memory())
     app.dead_letters.to("dead", mp.sinks.memory())

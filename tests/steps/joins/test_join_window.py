@@ -196,7 +196,7 @@ def test_a_program_that_has_grown_more_patient_waits_for_the_windows_that_are_op
     [
         ({"window": mp.session(5)}, r"join_window\('j', window\): expected mp.tumbling\(size\) or mp.hopping"),
         ({"window": "1m"}, r"join_window\('j', window\): expected mp.tumbling\(size\) or mp.hopping"),
-        ({"grace": None}, r"join_window\('j', grace\): expected how long to wait .* say grace=mp.NO_GRACE"),
+        ({"grace": None}, r"join_window\('j', grace\): expected how long to wait .* give grace=mp.NO_GRACE"),
         ({"grace": "5s"}, r"join_window\('j'\): expected durations of one kind"),
         ({"how": "cross"}, r"join_window\('j', how\): expected 'inner', 'left', 'right', 'outer', got 'cross'"),
         ({"merge": 1}, r"join_window\('j', merge\): expected a function of both rows, got 1"),

@@ -612,7 +612,7 @@ def test_what_is_no_ttl_is_refused(make, message):
         (counting("10s"), "the stream's times are whole numbers, so expected a whole number"),
         (counting(10, timestamp=None), "expected a duration such as"),
         (
-            counting(mp.ttl("1h", clock="event"), timestamp=None),
+            applying(lambda r, s: s.set("v", 1, ttl=mp.ttl("1h", clock="event")), timestamp=None),
             r'ttl with clock="event" needs rows with an event time',
         ),
         (applying(lambda r, s: s.set("v", 1, ttl=mp.ttl(5, refresh="read"))), "can be refreshed by reading"),

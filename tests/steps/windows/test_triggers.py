@@ -316,7 +316,7 @@ def test_a_trigger_that_is_none_is_told_where_it_is_made(make, text):
 
 
 def test_a_trigger_that_goes_by_a_windows_times_needs_a_window_that_has_some():
-    with pytest.raises(InvalidUse, match="goes by the times of a window"):
+    with pytest.raises(InvalidUse, match="needs windows that have an end"):
         windowed(mp.count_tumbling(3), trigger=t.any_of(t.on_update(), t.at_end()))
 
 

@@ -469,7 +469,8 @@ def test_a_row_for_which_an_aggregation_fails_has_changed_nothing(kind):
 @kinds
 def test_a_row_without_an_event_time_meets_the_policy_of_the_step(kind):
     app = mp.App("timeless", partitions=1)
-    keyed = app.stream("rows", mp.sources.rows([])).key_by("k")
+    timed = app.stream("timed", mp.sources.rows([]), timestamp="at")
+    keyed = app.stream("rows", mp.sources.rows([])).union(timed).key_by("k")
     keyed.window("w", EVERY_KIND[kind], grace=0).aggregate(n=mp.count())
     with pytest.raises(StepFailed, match=r"expected a row with an event time, and it has none\. Give the stream one"):
         sent(app, rows((1, 1)))
@@ -497,7 +498,7 @@ def test_a_size_in_seconds_does_not_fit_whole_numbers():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: windowed(mp.tumbling(10)), "If there is to be none, say grace=mp.NO_GRACE"),
+        (lambda: windowed(mp.tumbling(10)), "To wait for none, give grace=mp.NO_GRACE"),
         (lambda: windowed(mp.tumbling(10), grace="1s"), "grace: expected a whole number as the window's size is"),
         (lambda: windowed(mp.tumbling("1m"), grace=5), "grace: expected a duration as the window's size is"),
         (lambda: windowed(mp.global_window(), grace=0), "does not go by time, so it takes no grace"),

@@ -13,6 +13,7 @@ from typing import Any
 
 from millpond.errors import InvalidUse
 from millpond.timing import seconds
+from millpond.user_functions import check_function
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def external(
     """
     if not callable(fetch):
         raise InvalidUse(f"external(fetch): expected a function of a list of keys, got {fetch!r}")
+    check_function(fetch, "external(fetch)", "keys")
     if type(cache) is not int or cache < 0:
         raise InvalidUse(f"external(cache): expected a whole number of keys, 0 or more, got {cache!r}")
     return External(fetch, cache, None if expire is None else seconds(expire, "external(expire)"))

@@ -32,6 +32,7 @@ from millpond.steps.state.handle import State, values_by_name
 from millpond.steps.state.migration import NamedValuesMigration
 from millpond.steps.state.timers import CLOCK, EVENT, Timers, read_timer
 from millpond.timing import MAX_TICKS, as_user
+from millpond.user_functions import check_function
 
 MOST_AT_ONCE = 10_000  # times that one timer may fire for one time: one that keeps setting itself never ends
 
@@ -47,13 +48,24 @@ class Processor(Protocol):
 def processor_factory(processor: Any, where: str) -> Callable[[], Any]:
     """Return what makes the processor of a batch: the user's factory, or one that returns the user's instance."""
     if not inspect.isclass(processor) and callable(getattr(processor, "on_row", None)):
+        _check_methods(processor, where)
         return lambda: processor
     if callable(processor) and (not inspect.isclass(processor) or callable(getattr(processor, "on_row", None))):
-        return processor  # type: ignore[no-any-return]
+        if inspect.isclass(processor):
+            _check_methods(processor, where, "self")
+        return check_function(processor, where)  # type: ignore[no-any-return]
     raise InvalidUse(
         f"{where}: expected an object with a method on_row(key, row, state, timers), its class, or a function that "
         f"makes one, got {processor!r}"
     )
+
+
+def _check_methods(processor: Any, where: str, *bound: str) -> None:
+    """Raise InvalidUse if `on_row` or `on_timer` takes other arguments; for a class, `bound` is what they get first."""
+    for name, given in (("on_row", "row"), ("on_timer", "timer")):
+        method = getattr(processor, name, None)
+        if inspect.isfunction(inspect.getattr_static(processor, name, None)) or (not bound and method is not None):
+            check_function(method, f"{where}, {name}", *bound, "key", given, "state", "timers")
 
 
 def outputs_of(result: Any) -> Iterable[Any]:
@@ -84,7 +96,7 @@ class ProcessStep(Step):
 
 
 class RunningProcessor(Running):
-    """The step at work. A row or a timer whose method raises has written no state and set no timer."""
+    """The started step. A row or a timer whose method raises has written no state and set no timer."""
 
     def __init__(self, step: ProcessStep, context: StepContext) -> None:
         self._step, self._context = step, context

@@ -1,6 +1,6 @@
 """Windows: rows of a key put together by time, by pauses or by number.
 
-Read first: `window_step` (the step of a program), then `running` (the same at work on one batch).
+Read first: `window_step` (the step of a program), then `running` (the same step, started for one batch).
     definitions, triggers          what the user writes: mp.tumbling(…), mp.triggers.every_rows(…)
     assigner                       the contract of a kind of window: which windows hold a row, and when they close
     hopping sessions sliding counting global_window    one assigner each; session_merge and sliding_cache help

@@ -78,11 +78,11 @@ class Assigner(ABC):
     # --- and some kinds say more ---
 
     def is_full(self, w: OpenWindow) -> bool:
-        """Whether a window closes with the row that was just added."""
+        """Return whether a window closes with the row that was just added."""
         return False
 
     def must_wait(self, key: bytes, at: int) -> bool:
-        """Whether it is seen only at the end of the batch if a row is late. Rows of its key after it wait, too."""
+        """Return whether only the end of the batch shows if a row is late. Later rows of its key wait, too."""
         return False
 
     def settle(self, key: bytes, times: list[int]) -> list[list[Extent]]:

@@ -174,7 +174,7 @@ def session(gap: str | int | timedelta) -> Session:
 
 
 def sliding(size: str | int | timedelta) -> Sliding:
-    """A window `[t - size, t]`, both ends included, for each distinct time t of a row.
+    """Return a window `[t - size, t]`, both ends included, for each distinct time t of a row.
 
     >>> import millpond as mp
     >>> mp.sliding("10m")
@@ -249,7 +249,7 @@ def check_grace(grace: Any, window: Window, where: str) -> Duration:
     if grace is MISSING or grace is None:
         raise InvalidUse(
             f'{where}: expected grace=, how long to wait for late rows before a window closes, for example "10s"; '
-            "what comes later is late. If there is to be none, say grace=mp.NO_GRACE"
+            "what comes later is late. To wait for none, give grace=mp.NO_GRACE"
         )
     found = duration(grace, f"{where}, grace")
     if found:

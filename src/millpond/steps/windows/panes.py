@@ -41,7 +41,7 @@ def shown_bounds(start: int | None, end: int | None, unit: Unit | None) -> Bound
 def pane_row(
     key_names: tuple[str, ...], key: Any, bounds: Bounds, number: int, is_final: bool, results: dict[str, Any]
 ) -> dict[str, Any]:
-    """The output row of one pane: the key's fields, the window, the pane's number, and the aggregates by name.
+    """Return the output row of one pane: the key's fields, the window, the pane's number, and the aggregates by name.
 
     >>> pane_row(("who",), "ann", (0, 10), 0, True, {"n": 2})
     {'who': 'ann', 'window_start': 0, 'window_end': 10, 'pane': 0, 'final': True, 'n': 2}
@@ -99,7 +99,7 @@ class PaneTexts:
     def write(
         self, keys: pa.BinaryArray, windows: Array, bounds: Callable[[int], Bounds], results: Sequence[list[Any]]
     ) -> pa.StringArray | None:
-        """A text per pane, or None if these panes have to be encoded as objects.
+        """Return a text per pane, or None if these panes have to be encoded as objects.
 
         `keys` and `windows` hold each pane's encoded key and window number; `bounds` maps a window number to its times.
         """

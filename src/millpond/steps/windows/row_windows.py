@@ -453,5 +453,5 @@ def _merge_gathered(one: Gathered | None, other: Gathered | None) -> Gathered:
 
 
 def _is_encodable(acc: Any) -> bool:
-    """Whether an accumulator can certainly be encoded, as seen without encoding it."""
+    """Return whether an accumulator can certainly be encoded, as seen without encoding it."""
     return is_surely_encodable(acc) or (acc.__class__ is list and bool(acc) and is_surely_encodable(acc[-1]))

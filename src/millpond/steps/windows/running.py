@@ -63,7 +63,7 @@ class _WaitingRow(NamedTuple):
 
 
 class RunningWindows(Running):
-    """A window step at work on one batch of one partition."""
+    """A window step that was started for one batch of one partition."""
 
     def __init__(self, step: WindowStep, context: StepContext) -> None:
         kind = ASSIGNERS[type(step.window)]

@@ -9,7 +9,7 @@ from millpond.steps.windows.cell_names import Extent
 
 
 def is_near(extent: Extent, time: int, gap: int) -> bool:
-    """Whether a row of this time belongs to the session; a pause of exactly the gap is within it.
+    """Return whether a row of this time belongs to the session; a pause of exactly the gap is within it.
 
     >>> is_near((5, 7), 12, gap=5), is_near((5, 7), 13, gap=5)
     (True, False)

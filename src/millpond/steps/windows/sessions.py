@@ -76,7 +76,7 @@ class SessionAssigner(Assigner):
         return missed
 
     def _is_on_time(self, key: bytes, at: int) -> bool:
-        """Whether a row is on time by itself or by a session that is open now."""
+        """Return whether a row is on time by itself or by a session that is open now."""
         mark = self.batch.late_mark(key)
         is_late = mark is not None and self._closes_after(at) <= mark
         return not is_late or bool(self._near(self._read_around(key, at), at))

@@ -1,4 +1,4 @@
-"""The triggers of windows at work: which events they get, whether they fire, and when they want to be asked again.
+"""The triggers of open windows: which events they get, whether they fire, and when they want to be asked again.
 
 A trigger's state is stored with its window or, with `fires="all"`, once for the key. Here it is decided that a pane
 goes out; the step makes the pane.

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
 from millpond.timing import Duration, Time, Unit, as_user, duration, seconds, span
+from millpond.user_functions import check_function
 
 __all__ = [
     "Event",
@@ -223,7 +224,7 @@ def on_match(predicate: Callable[[Any], Any]) -> Trigger:
     >>> mp.triggers.on_match(lambda row: row["type"] == "checkout")
     mp.triggers.on_match(<function>)
     """
-    f = _check_callable(predicate, "on_match(predicate)")
+    f = check_function(predicate, "on_match(predicate)", "row")
     return Trigger("on_match(<function>)", frozenset({"row"}), fires=lambda state, event: bool(f(event.row)))
 
 
@@ -286,7 +287,7 @@ def when(f: Callable[[dict[str, Any], Any], Any], before: bool = False) -> Trigg
     >>> mp.triggers.when(lambda result, row: result["total"] >= 9)
     mp.triggers.when(<function>)
     """
-    f = _check_callable(f, "when(f)")
+    f = check_function(f, "when(f)", "result", "row")
     return Trigger(
         f"when(<function>{', before=True' if before else ''})",
         frozenset({"before" if before else "row"}),
@@ -317,10 +318,12 @@ def custom(
     mp.triggers.custom(…)
     """
     for name, function in {"advance": advance, "fires": fires}.items():
-        _check_callable(function, f"custom({name}=)")
+        check_function(function, f"custom({name}=)", "state", "event")
     if merge is not None:
-        _check_callable(merge, "custom(merge=)")
-    if not callable(initial):
+        check_function(merge, "custom(merge=)", "state", "state")
+    if callable(initial):
+        check_function(initial, "custom(initial=)")
+    else:
         copy_value(initial)  # a value that cannot be stored is refused here, not at the first row
     join = merge or (lambda a, b: a)
     return Trigger(
@@ -420,9 +423,3 @@ def _check_triggers(triggers: tuple[Any, ...], where: str) -> tuple[Trigger, ...
             f"got {', '.join(map(repr, triggers)) or 'none'}"
         )
     return triggers
-
-
-def _check_callable(f: Any, where: str) -> Any:
-    if not callable(f):
-        raise InvalidUse(f"{where}: expected a function, got {f!r}")
-    return f

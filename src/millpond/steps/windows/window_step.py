@@ -93,7 +93,7 @@ def _as_ticks(size: Duration) -> int:
 
 
 def _slides_otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether windows become sliding, stop sliding, or slide in a way that stores rows differently.
+    """Return whether windows become sliding, stop sliding, or slide in a way that stores rows differently.
 
     State of an older version of Millpond may not say all of it; what it does not say counts as unchanged.
     """

@@ -45,7 +45,7 @@ def fields_as_columns(step: WindowStep) -> tuple[str, ...] | None:
 
 
 def is_vectorised(a: Aggregation) -> bool:
-    """Whether an aggregation can be updated by columns: it reads a field by name, or counts rows."""
+    """Return whether an aggregation can be updated by columns: it reads a field by name, or counts rows."""
     kind = traits_of(a)
     return kind.update_groups is not None and (type(a.field) is str or (a.field is None and kind.counts_rows))
 
