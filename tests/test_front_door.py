@@ -34,7 +34,7 @@ def is_dunder(name: str) -> bool:
 
 def test_no_module_leaks_into_the_namespace() -> None:
     assert [name for name in dir(mp) if not is_dunder(name)] == sorted(mp.__all__)
-    for name in ("lowlevel", "sinks", "sources", "testing", "triggers"):
+    for name in ("errors", "lowlevel", "sinks", "sources", "testing", "triggers"):
         module = getattr(mp, name)
         assert [inner for inner in dir(module) if not is_dunder(inner)] == sorted(module.__all__), name
 

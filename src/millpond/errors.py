@@ -18,6 +18,21 @@ from __future__ import annotations
 
 from typing import Any
 
+__all__ = [
+    "Corrupt",
+    "Fenced",
+    "Incompatible",
+    "InvalidUse",
+    "MillpondError",
+    "StepFailed",
+    "Unavailable",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _MAX_SHOWN = 500  # characters of a key or a row in a message
 
 
@@ -55,7 +70,8 @@ class StepFailed(MillpondError):
       row: {'n': 1}
       Fix the function, or let the row pass with on_error="skip" or "dead-letter".
 
-    `where` says where the row came from, or is None. If `is_input` is true, no function has raised: the row is bad.
+    `where` says where the row came from, or is None. If `is_input` is true, no function has raised: the row is bad. If
+    `is_raised` is false, no function has raised either: what it returned, or how it used Millpond, is wrong.
 
     >>> said = "a.jsonl, line 3: the row has no field 'customer'; it has: 'amount'"
     >>> print(errors.StepFailed("key_by(customer)", row={"amount": 1}, batch=7, error=said, is_input=True))
@@ -75,9 +91,12 @@ class StepFailed(MillpondError):
         traceback: str = "",
         where: str | None = None,
         is_input: bool = False,
+        is_raised: bool = True,
     ) -> None:
         self.step, self.key, self.row, self.batch = step, key, row, batch
-        self.error, self.traceback, self.where, self.is_input = error, traceback, where, is_input
+        self.error, self.traceback, self.where = error, traceback, where
+        self.is_input, self.is_raised = is_input, is_raised
+        what = f"a function raised {error}" if is_raised else error
         if is_input:
             shown = "" if key is None else f"  key: {short_repr(key, _MAX_SHOWN)}\n"
             text = (
@@ -86,10 +105,10 @@ class StepFailed(MillpondError):
                 'on_error="skip" or "dead-letter".'
             )
         elif key is None and row is None:  # a sink's function gets many rows at once
-            text = f"{step!r}, batch {batch}: a function raised {error}"
+            text = f"{step!r}, batch {batch}: {what}"
         else:
             text = (
-                f"step {step!r}, batch {batch}: a function raised {error}\n"
+                f"step {step!r}, batch {batch}: {what}\n"
                 f"  key: {short_repr(key, _MAX_SHOWN)}\n  row: {short_repr(row, _MAX_SHOWN)}\n"
                 + ("" if where is None else f"  from: {where}\n")
                 + '  Fix the function, or let the row pass with on_error="skip" or "dead-letter".'
@@ -97,7 +116,7 @@ class StepFailed(MillpondError):
         super().__init__(text + (f"\n{traceback}" if traceback else ""))
 
     def __reduce__(self) -> Any:
-        fields = {name: getattr(self, name) for name in ("key", "row", "batch", "where", "is_input")}
+        fields = {name: getattr(self, name) for name in ("key", "row", "batch", "where", "is_input", "is_raised")}
         return _unpickle_step_failed, (self.step, fields, self.error, self.traceback)
 
 

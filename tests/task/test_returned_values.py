@@ -53,6 +53,7 @@ def test_a_stateful_map_takes_nothing_but_a_tuple_of_two(what: str, initial: Any
         ) as caught:
             driver.send("rows", [1])
         assert (caught.value.step, caught.value.key, caught.value.row) == ("step", 0, 1)
+        assert str(caught.value).startswith("step 'step', batch 1: expected (output, state)")  # no function raised
         assert driver.state("step").get(0) is None
 
 

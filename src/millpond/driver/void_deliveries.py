@@ -54,8 +54,8 @@ def void_deliveries(program: Program, ledger: Ledger, app: str, ranges: SinkRang
         except MillpondError:
             raise
         except Exception as error:
-            text = f"rolling it back: {type(error).__name__}: {error}"
-            raise StepFailed(name, batch=ranges[name][0][0], error=text) from error
+            text = f"its rollback raised {type(error).__name__}: {error}"
+            raise StepFailed(name, batch=ranges[name][0][0], error=text, is_raised=False) from error
         log.info("%s: sink %r: %d deliveries are void", app, name, len(given_up))
 
 

@@ -54,7 +54,7 @@ def check_on_error(on_error: Any, where: str) -> OnError:
 
 
 def is_needed_again(policy: OnError) -> bool:
-    """Whether a row that fails is needed as it was: for another attempt, or for a dead letter."""
+    """Return whether a row that fails is needed as it was: for another attempt, or for a dead letter."""
     return policy not in ("stop", "skip")
 
 
@@ -86,8 +86,16 @@ class Stop(Exception):
 
 def stop_for_error(step: str, error: BaseException, batch: int) -> Stop:
     """Return what ends a task whose function raised outside of any row."""
-    text = f"{type(error).__name__}: {error}"
-    return Stop(StepFailed(step, batch=batch, error=text, traceback=_user_traceback(error)))
+    text, is_raised = error_text(error)
+    return Stop(StepFailed(step, batch=batch, error=text, traceback=_user_traceback(error), is_raised=is_raised))
+
+
+def error_text(error: BaseException) -> tuple[str, bool]:
+    """Return the text of an error for `StepFailed`, and whether a function raised it.
+
+    InvalidUse is raised by Millpond, about what a function returned or did: its text says everything.
+    """
+    return (str(error), False) if isinstance(error, InvalidUse) else (f"{type(error).__name__}: {error}", True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +138,12 @@ class Failures:
                         error = next_error
             policy = policy.then
         is_input, where = isinstance(error, BadInput), None
+        message, is_raised = (str(error), False) if is_input else error_text(error)
         if policy == "stop" or (is_input and policy == "dead-letter"):  # it may take another look at the source
             where = (error.where if isinstance(error, BadInput) else None) or self.origin(order)
         if is_input:
-            message, trace = str(error) if where is None else f"{where}: {error}", ""
-        else:
-            message = f"{type(error).__name__}: {error}"
-            trace = "" if isinstance(error, InvalidUse) else _user_traceback(error)
+            message = message if where is None else f"{where}: {message}"
+        trace = _user_traceback(error) if is_raised else ""
         if policy == "stop":
             failure = StepFailed(
                 step,
@@ -147,6 +154,7 @@ class Failures:
                 traceback=trace,
                 where=where,
                 is_input=is_input,
+                is_raised=is_raised,
             )
             raise Stop(failure) from error
         self.skipped[step] = self.skipped.get(step, 0) + 1
@@ -170,8 +178,9 @@ class Failures:
         if policy == "stop" and not isinstance(error, (Unreadable, Incompatible, Corrupt)):
             failure = stop_for_error(step, error, self.batch).failure
             text = f"{failure.error.removesuffix('.')}, in a call with {len(rows)} row{'s' if len(rows) > 1 else ''}"
-            trace = "" if isinstance(error, InvalidUse) else failure.traceback
-            raise Stop(StepFailed(step, batch=self.batch, error=text, traceback=trace)) from error
+            trace = failure.traceback if failure.is_raised else ""
+            is_raised = failure.is_raised
+            raise Stop(StepFailed(step, batch=self.batch, error=text, traceback=trace, is_raised=is_raised)) from error
         for i, row in enumerate(rows.objects()):
             key = None if rows.keys is None else rows.keys.of(i)
             self.handle(policy, step, error, FailedRow(key, row, rows.order[i]))

@@ -183,7 +183,7 @@ def _changes_by_step(router: Router) -> dict[str, list[Change]]:
         except (Incompatible, Corrupt):
             raise
         except MillpondError as error:
-            raise Stop(StepFailed(name, batch=router.context.batch, error=str(error))) from error
+            raise Stop(StepFailed(name, batch=router.context.batch, error=str(error), is_raised=False)) from error
         if changes:
             found[name] = changes
     return found

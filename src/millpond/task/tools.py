@@ -1,4 +1,4 @@
-"""What a task works with besides its input, and what becomes of an error that ends it."""
+"""What a task works with besides its input, and the errors that end it."""
 
 from __future__ import annotations
 
@@ -55,5 +55,6 @@ def _portable(failure: StepFailed) -> StepFailed:
             traceback=failure.traceback,
             where=failure.where,
             is_input=failure.is_input,
+            is_raised=failure.is_raised,
         )
     return failure

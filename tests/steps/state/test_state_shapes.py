@@ -271,3 +271,73 @@ def test_a_field_with_a_default_is_no_reason_to_look_at_the_state() -> None:
         driver.send("rows", [{"k": "a", "v": 1}])
         driver.restart(kept(new, "type"))
         assert driver.state("account").get("a") == new(1, [])
+
+
+# --- state of another shape, of types that can always be read ---
+
+
+def total_of(shape: str, ttl: str | None = None, on_error: Any = "stop", initial: Any = 0, **how: Any) -> mp.App:
+    def add(key: str, row: Any, state: Any) -> Any:
+        if shape == "number":
+            return None, state + row["v"]
+        return None, {"total": state["total"] + row["v"]}
+
+    app = mp.App("totals", partitions=1)
+    rows = app.stream("rows", mp.sources.rows([]), on_error=on_error).key_by("k")
+    rows.stateful_map("total", add, initial=initial, ttl=ttl, **how)
+    app.dead_letters.to("dead", mp.sinks.memory())
+    return app
+
+
+ROW = [{"k": "a", "v": 1}]
+
+
+@pytest.mark.parametrize("ttl", [None, "1h"])
+@pytest.mark.parametrize("on_error", ["stop", "dead-letter", mp.retry(1, 0.001, then="dead-letter")], ids=str)
+def test_a_function_that_fails_on_state_of_another_type_gets_a_hint(ttl: str | None, on_error: Any) -> None:
+    hint = (
+        "The state of this key is 1, of type int, where initial= is of type dict. If an earlier version of the program "
+        "has written it, give step 'total' a version= and a function in migrate= that converts it."
+    )
+    with mp.testing.TestDriver(total_of("number", ttl)) as driver:
+        driver.send("rows", ROW)
+        driver.restart(total_of("dict", ttl, on_error, initial={"total": 0}))
+        if on_error == "stop":
+            with pytest.raises(mp.errors.StepFailed, match="a function raised TypeError") as caught:
+                driver.send("rows", ROW)
+            text = str(caught.value)
+        else:
+            driver.send("rows", ROW)
+            text = driver.output("dead")[0]["traceback"]
+        assert text.endswith(hint)
+        assert driver.state("total").get("a") == 1
+
+
+def test_a_dict_that_lacks_what_initial_has_gets_a_hint() -> None:
+    with mp.testing.TestDriver(total_of("dict", initial={"total": 0})) as driver:
+        driver.send("rows", ROW)
+        driver.restart(total_of("other", initial={"total": 0, "n": 0}))
+        driver.send("rows", ROW)  # a function that knows both is left alone
+        app = mp.App("totals", partitions=1)
+        rows = app.stream("rows", mp.sources.rows([])).key_by("k")
+        rows.stateful_map("total", lambda key, row, state: (None, {"n": state["n"] + 1}), initial={"n": 0})
+        driver.restart(app)
+        text = r"\nThe state of this key is \{'total': 2\}, without 'n', which initial= has\. If an earlier"
+        with pytest.raises(mp.errors.StepFailed, match=text):
+            driver.send("rows", ROW)
+
+
+@pytest.mark.parametrize("initial", [0, 0.5, None], ids=str)
+def test_a_function_that_fails_on_a_state_like_its_initial_one_gets_no_hint(initial: Any) -> None:
+    def add(key: str, row: Any, state: Any) -> Any:
+        if row["v"] == 2:
+            raise ValueError("two")
+        return None, 1
+
+    app = mp.App("totals", partitions=1)
+    app.stream("rows", mp.sources.rows([])).key_by("k").stateful_map("total", add, initial=initial)
+    with mp.testing.TestDriver(app) as driver:
+        driver.send("rows", ROW)
+        with pytest.raises(mp.errors.StepFailed, match="two") as caught:
+            driver.send("rows", [{"k": "a", "v": 2}])
+        assert "The state of this key" not in str(caught.value)

@@ -9,6 +9,7 @@ orders.key_by("customer").stateful_map("total", add_up, initial=0)
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import NoneType
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 from millpond.codec import IMMUTABLE, copy_value
 from millpond.codec.shapes import annotation_types
-from millpond.errors import InvalidUse, short_repr
+from millpond.errors import InvalidUse, MillpondError, short_repr
 from millpond.log.segment import Change
 from millpond.rows.rows import Outputs, Rows
 from millpond.steps.base import Running, StepContext
@@ -57,7 +58,7 @@ class StatefulMapStep(Step):
 
 
 class RunningMap(Running):
-    """The step at work where state has no TTL: states are loaded and saved for all keys of a batch at once."""
+    """The started step where state has no TTL: states are loaded and saved for all keys of a batch at once."""
 
     def __init__(self, step: StatefulMapStep, context: StepContext) -> None:
         self._step, self._context = step, context
@@ -98,6 +99,13 @@ class RunningMap(Running):
                 states[k] = pack(new, old)
             emit(output)
 
+        def once_again(i: int, k: int) -> None:
+            try:
+                once(k, own_copy(objects[i]))
+            except FAULTS as error:
+                add_shape_note(error, self._step, states[k], decode)
+                raise
+
         # The loop spells `once` out for the common case, a state that cannot be changed in place:
         # the call would be a third of the work.
         given = [own_copy(row) for row in objects] if self._step.copies_rows else objects
@@ -121,6 +129,7 @@ class RunningMap(Running):
                 break
             except FAULTS as error:
                 i = len(outputs)
+                add_shape_note(error, self._step, states[k], decode)
                 self._context.failures.handle(
                     self._step.on_error,
                     self._step.name,
@@ -129,7 +138,7 @@ class RunningMap(Running):
                         key=names[k],
                         row=objects[i],
                         order=rows.order[i],
-                        again=lambda i=i, k=k: once(k, own_copy(objects[i])),  # type: ignore[misc]
+                        again=lambda i=i, k=k: once_again(i, k),  # type: ignore[misc]
                     ),
                 )
                 if len(outputs) == i:
@@ -150,7 +159,7 @@ class RunningMap(Running):
 
 
 class RunningExpiringMap(Running):
-    """The step at work where state has a TTL. Every call is a write, also of the same state, and refreshes it."""
+    """The started step where state has a TTL. Every call is a write, also of the same state, and refreshes it."""
 
     def __init__(self, step: StatefulMapStep, context: StepContext) -> None:
         self._step, self._context = step, context
@@ -164,17 +173,17 @@ class RunningExpiringMap(Running):
         def once(i: int, k: int, row: Any) -> None:
             cells.select(keys.encoded[k])
             cells.now.move(None if ticks is None else ticks[i], unit)
-            state = cells.value(_ONLY_CELL)
-            if is_absent(state):
-                state = self._step.first_state()
+            held = cells.value(_ONLY_CELL)
+            state = self._step.first_state() if is_absent(held) else held
             try:
                 output, new = output_and_state(self._step.f(keys.objects[k], row, state))
                 if new is None:
                     cells.drop(_ONLY_CELL)
                 else:
                     cells.put(_ONLY_CELL, new)
-            except BaseException:
+            except BaseException as error:
                 cells.undo_row()
+                add_shape_note(error, self._step, held, self._context.codec.decode)
                 raise
             cells.commit_row()
             if output is not None:
@@ -198,3 +207,30 @@ def output_and_state(result: Any) -> tuple[Any, Any]:
     if result.__class__ is tuple and len(result) == 2:
         return result
     raise InvalidUse(f"expected (output, state), a tuple of two, and the function returned {short_repr(result)}")
+
+
+def add_shape_note(error: BaseException, step: StatefulMapStep, state: Any, decode: Callable[[bytes], Any]) -> None:
+    """Add a note to what a function raised if its state has another shape than `initial`. The traceback shows it.
+
+    Such a state is allowed, so nothing is checked before. But it may come from an earlier version of the program.
+    """
+    if is_absent(state) or isinstance(error, MillpondError):
+        return
+    with contextlib.suppress(Exception):  # `initial` is a function of the user's
+        found = decode(state.data) if isinstance(state, Packed) else state
+        difference = _shape_difference(found, step.first_state())
+        if difference is not None:
+            error.add_note(
+                f"The state of this key is {short_repr(found)}, {difference}. If an earlier version of the program has "
+                f"written it, give step {step.name!r} a version= and a function in migrate= that converts it."
+            )
+
+
+def _shape_difference(state: Any, first: Any) -> str | None:
+    """Say how a state differs from the one that a key starts with: in its type, or in the keys that a dict lacks."""
+    if first is None or (isinstance(state, int | float) and isinstance(first, int | float)):
+        return None
+    if type(state) is not type(first):
+        return f"of type {type(state).__name__}, where initial= is of type {type(first).__name__}"
+    missing = [key for key in first if key not in state] if isinstance(first, dict) else []
+    return f"without {', '.join(map(repr, missing))}, which initial= has" if missing else None
