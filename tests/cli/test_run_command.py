@@ -134,7 +134,7 @@ def test_a_name_that_is_no_app_is_an_error(millpond: Millpond) -> None:
         ),
         (
             "import millpond as mp\napp = mp.App('')\n",
-            "App(name): expected a plain name of 1 to 120 bytes such as 'orders', got '': it is empty. "
+            "app.py, line 2: App(name): expected a plain name of 1 to 120 bytes such as 'orders', got '': it is empty. "
             "Choose another one.",
         ),
     ],

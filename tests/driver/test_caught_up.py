@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -149,3 +150,15 @@ def test_a_source_of_ones_own_without_as_of_is_read_until_a_plan_is_empty(tmp_pa
 
     found = catch_up(Lanes({"0": rows}), more, open_storage("memory://"), tmp_path)
     assert numbers(found) == list(range(14))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(20, "20 rows in 3 batches"), (1, "1 row in 1 batch"), (0, "0 rows in 0 batches")]
+)
+def test_the_end_of_a_run_is_logged_with_what_it_has_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int, text: str
+) -> None:
+    caplog.set_level(logging.INFO, "millpond.run")
+    rows = [{"n": n} for n in range(count)]
+    catch_up(mp.sources.rows(rows), lambda plan: None, open_storage("memory://"), tmp_path)
+    assert [line.rpartition(", ")[0] for line in caplog.messages] == [f"app 'chased' has caught up: {text}"]

@@ -41,12 +41,18 @@ def test_two_stars_in_a_glob_reach_into_subfolders(tmp_path):
     assert places(sources.files(tmp_path / "**" / "*.jsonl")) == ["a.jsonl", "x/b.jsonl", "x/y/c.jsonl"]
 
 
-def test_a_glob_that_matches_nothing_yet_waits(tmp_path):
+def test_a_glob_that_matches_nothing_yet_waits_and_is_logged_once(tmp_path, caplog):
     source = sources.files(tmp_path / "later" / "*.jsonl")
-    assert rows_in(source) == []
+    assert rows_in(source) == rows_in(source) == []
+    assert caplog.messages == [f"files({str(tmp_path / 'later' / '*.jsonl')!r}): there is no file to read yet"]
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "a.jsonl").write_text("1\n")
     assert rows_in(source) == [1]
+
+
+def test_a_folder_whose_files_were_read_and_removed_is_not_logged(tmp_path, caplog):
+    assert sources.files(tmp_path).plan({"a.jsonl": {"offset": 2}}, Limit(10, 100), 0.0) == []
+    assert caplog.messages == []
 
 
 def test_a_folder_may_be_empty_at_first(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_a_file_runs_with_millpond_run_and_with_python_by_turns(tmp_path: Path) 
         'totals: {"customer": "bob", "cents": 500}',
     ]
     assert first.stderr.startswith(f"running app 'orders'; its state is in {tmp_path / 'state'}\n")
+    assert re.search(r"^app 'orders' has caught up: 3 rows in 1 batch, \d+\.\d s$", first.stderr, re.MULTILINE)
 
     add(tmp_path, "b.jsonl", ("ann", 1))
     second = python(tmp_path, "sub/app.py")

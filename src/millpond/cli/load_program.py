@@ -34,10 +34,13 @@ def load_app(target: str, what: str = "run") -> Iterator[App]:
     try:
         try:
             exec(code, vars(module))
+        except InvalidUse as error:
+            raise InvalidUse(f"{_place_of(path, error)}: {error}") from error
         except MillpondError:
             raise
         except Exception as error:
-            raise InvalidUse(_load_error(path, error)) from error
+            what = f"it raised {type(error).__name__}: {error}"
+            raise InvalidUse(f"{_place_of(path, error)}: the file could not be loaded, {what}") from error
         yield _find_app(module, path, name)
     finally:
         main, sys.argv, sys.path[:] = before
@@ -97,11 +100,11 @@ class _NotMain(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _load_error(path: str, error: Exception) -> str:
+def _place_of(path: str, error: Exception) -> str:
+    """Return the file, and the line in it that an error came through."""
     frames = traceback.extract_tb(error.__traceback__)
     line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)
-    where = path if line is None else f"{path}, line {line}"
-    return f"{where}: the file could not be loaded, it raised {type(error).__name__}: {error}"
+    return path if line is None else f"{path}, line {line}"
 
 
 def _find_app(module: ModuleType, path: str, name: str | None) -> App:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated
 
@@ -17,6 +20,27 @@ class Until(StrEnum):
     """When a run ends without being stopped."""
 
     caught_up = "caught-up"
+
+
+class _Notes(logging.Handler):
+    """Prints log records as notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_note(record.getMessage())
+
+
+@contextlib.contextmanager
+def _printed_log() -> Iterator[None]:
+    """Print what the run logs for people, also what is not a warning."""
+    log, notes = logging.getLogger("millpond.run"), _Notes()
+    before = log.level
+    log.addHandler(notes)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(notes)
+        log.setLevel(before)
 
 
 def run(
@@ -52,7 +76,7 @@ def run(
     ] = None,
 ) -> None:
     """Run the app in a Python file on Spark. Ctrl-C ends it after the current batch."""
-    with load_app(target) as app:
+    with load_app(target) as app, _printed_log():
         print_note(f"running app {app.name!r}; its state is in {lowlevel.storage(app).url}")
         app.run(
             until="caught-up" if until else None,

@@ -14,9 +14,12 @@ from millpond.clock import Clock
 from millpond.driver.commit import Driver
 from millpond.driver.heartbeat_thread import HeartbeatThread
 from millpond.errors import Fenced, MillpondError, StepFailed, Unavailable
+from millpond.log.record import Record
 from millpond.sources.base import Limit
 
 log = logging.getLogger("millpond")
+run_log = logging.getLogger("millpond.run")
+"""What a person wants to know of a run. `millpond run` prints it."""
 
 RESTARTS = Backoff(first=1.0, longest=60.0)
 LONGEST_PATIENCE = 30.0  # seconds that a run which catches up waits for an incomplete row
@@ -40,11 +43,31 @@ class Settings:
     close_at_end: bool = False
 
 
+@dataclass
+class RunTotals:
+    """What a run has done so far, through all of its restarts."""
+
+    rows: int = 0
+    batches: int = 0
+
+    def add(self, record: Record) -> None:
+        self.rows += sum(record.rows.values())
+        self.batches += 1
+
+    def __str__(self) -> str:
+        rows, batches = "row" if self.rows == 1 else "rows", "batch" if self.batches == 1 else "batches"
+        return f"{self.rows:,} {rows} in {self.batches:,} {batches}"
+
+
 def run_driver(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
     """Run an app until it ends. A failed run is restarted at most `restarts` times, after growing pauses."""
+    began, totals = clock.monotonic(), RunTotals()
     for attempt in range(settings.restarts + 1):
         try:
-            return _run_once(make, settings, stop, clock)
+            app = _run_once(make, settings, stop, clock, totals)
+            how = "has stopped" if stop.is_set() else "has caught up"
+            run_log.info("app %r %s: %s, %.1f s", app, how, totals, clock.monotonic() - began)
+            return
         except (StepFailed, Unavailable) as error:
             if attempt == settings.restarts or stop.is_set():
                 raise
@@ -53,12 +76,16 @@ def run_driver(make: Callable[[], Driver], settings: Settings, stop: threading.E
             stop.wait(pause)
 
 
-def _run_once(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
+def _run_once(
+    make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock, totals: RunTotals
+) -> str:
+    """Run a driver until it ends, and return the name of its app."""
     driver = make()
     with HeartbeatThread(driver.storage, driver.owner, clock) as beating:
         try:
-            _run_batches(driver, beating.lost, settings, stop, clock)
+            _run_batches(driver, beating.lost, settings, stop, clock, totals)
             driver.release()
+            return driver.program.app
         except Fenced:
             raise
         except MillpondError:
@@ -73,7 +100,12 @@ def _run_once(make: Callable[[], Driver], settings: Settings, stop: threading.Ev
 
 
 def _run_batches(
-    driver: Driver, lost: threading.Event, settings: Settings, stop: threading.Event, clock: Clock
+    driver: Driver,
+    lost: threading.Event,
+    settings: Settings,
+    stop: threading.Event,
+    clock: Clock,
+    totals: RunTotals,
 ) -> None:
     limit = Limit(settings.max_rows, settings.max_bytes)
     patience = LONGEST_PATIENCE
@@ -82,7 +114,9 @@ def _run_batches(
             driver.owner.check()
         began = clock.monotonic()
         worked = driver.batch(limit)
-        if not worked:  # a batch would have noticed
+        if worked:
+            totals.add(driver.last)
+        else:  # a batch would have noticed
             driver.runtime.check()
         if settings.until == "caught-up":
             if not worked and driver.runtime.exhausted:
@@ -92,8 +126,8 @@ def _run_batches(
                         patience -= clock.monotonic() - began
                         continue
                     log.warning("%s: the input ends in a row that is not complete", driver.program.app)
-                if settings.close_at_end:
-                    driver.batch(limit, final=True)
+                if settings.close_at_end and driver.batch(limit, final=True):
+                    totals.add(driver.last)
                 break
         elif sum(driver.last.rows.values()) * 2 < limit.rows or not worked:
             while not stop.is_set() and not lost.is_set() and (left := began + settings.every - clock.monotonic()) > 0:

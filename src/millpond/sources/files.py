@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -15,6 +16,8 @@ from millpond.sources.lines import bytes_per_line, newlines_before
 from millpond.sources.listing import File, Location
 from millpond.sources.parquet import Footer
 from millpond.sources.ranges import SplitRequest
+
+log = logging.getLogger("millpond")
 
 SourceFormat = Literal["jsonl", "csv", "parquet"]
 
@@ -53,6 +56,7 @@ class FileSource:
         self._bytes_per_row: float | None = None  # of the last batch
         self._footers: dict[str, tuple[File, Footer]] = {}
         self._sizes: dict[str, int] | None = None  # of the files to plan, by place; None means all
+        self._is_empty = False  # whether a plan found no file: it is logged once
 
     def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> Sequence[Split]:
         """Plan the next rows; an empty list if all complete rows of all files are read.
@@ -64,6 +68,9 @@ class FileSource:
         if self._sizes is not None:
             files = [file for file in files if file.place in self._sizes]
         if not files:
+            if not position and not self._is_empty:
+                log.warning("files(%r): there is no file to read yet", self._location.path)
+            self._is_empty = True
             return []
         format = self._format or format_of(files)
         if format == "parquet":
@@ -75,7 +82,7 @@ class FileSource:
         )
 
     def is_waiting(self, position: Mapping[str, Any], now: float) -> bool:
-        """Whether a CSV file ends in a quoted field that a writer may be about to finish.
+        """Return whether a CSV file ends in a quoted field that a writer may be about to finish.
 
         Raises InvalidUse if it ends in the middle of a line there and has not changed for a while.
         """
