@@ -36,7 +36,7 @@ class Parcel:
 
 
 def parcels_of(record: Record, sink: str) -> list[Parcel]:
-    """The deliveries of one sink in one record, one for each partition that has outputs for it."""
+    """Return the deliveries of one sink in one record, one for each partition that has outputs for it."""
     outputs = record.outputs.get(sink, {})
     return [
         Parcel(

@@ -383,7 +383,7 @@ def test_a_result_that_cannot_be_stored_goes_out_as_it_is():
 
 
 def test_an_initial_value_that_cannot_be_stored_is_refused_at_once():
-    with pytest.raises(NotEncodable, match="cannot store a complex"):
+    with pytest.raises(NotEncodable, match="cannot store a value of type complex"):
         mp.aggregation(initial=1j, update=lambda a, r: a)
 
 

@@ -172,6 +172,7 @@ def test_the_watermark_and_the_rows_that_were_late_or_skipped_are_told(millpond:
     assert found["recent"] == {"batches": 2, "late": {"by ten": 2}, "skipped": {"picky": 1}}
     shown = " ".join(millpond("status").stdout.replace("│", " ").split())
     assert "rows left out in the last 2 batches" in shown
+    assert "step or stream late skipped or dead letters" in " ".join(shown.replace("┃", " ").split())
     assert "by ten 2 0 picky 0 1" in shown
 
 

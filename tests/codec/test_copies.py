@@ -66,7 +66,7 @@ def test_a_struct_is_copied_without_its_post_init():
 
 
 def test_what_cannot_be_stored_cannot_be_copied():
-    with pytest.raises(NotEncodable, match=r'^value\["a"\]\[0\]: cannot store a complex, here 1j'):
+    with pytest.raises(NotEncodable, match=r'^value\["a"\]\[0\]: cannot store a value of type complex, here 1j'):
         copy_value({"a": [1j]})
 
 

@@ -50,36 +50,38 @@ AS_PLAIN = "it would come back as a plain {0}: store {0}(…) of it instead"
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (Text("a"), f"value: cannot store a test_refusals.Text, here 'a'; {AS_PLAIN.format('str')}"),
-        (Number(1), f"value: cannot store a test_refusals.Number, here 1; {AS_PLAIN.format('int')}"),
+        (Text("a"), f"value: cannot store a value of type test_refusals.Text, here 'a'; {AS_PLAIN.format('str')}"),
+        (Number(1), f"value: cannot store a value of type test_refusals.Number, here 1; {AS_PLAIN.format('int')}"),
         (
             Counter("aa"),
-            f"value: cannot store a collections.Counter, here Counter({{'a': 2}}); {AS_PLAIN.format('dict')}",
+            "value: cannot store a value of type collections.Counter, here Counter({'a': 2}); "
+            + AS_PLAIN.format("dict"),
         ),
         (
             1j,
-            "value: cannot store a complex, here 1j; store plain values, dataclasses or msgspec Structs instead",
+            "value: cannot store a value of type complex, here 1j; store plain values, dataclasses or msgspec Structs "
+            "instead",
         ),
-        (range(2), "value: cannot store a range, here range(0, 2); store list(…) of it instead"),
+        (range(2), "value: cannot store a value of type range, here range(0, 2); store list(…) of it instead"),
         (
             len,
-            "value: cannot store a builtin_function_or_method, here <built-in function len>; functions and "
-            "classes are code, not data: store a name for it instead",
+            "value: cannot store a value of type builtin_function_or_method, here <built-in function len>; functions "
+            "and classes are code, not data: store a name for it instead",
         ),
         (
             np.float64(1.5),
-            "value: cannot store a numpy.float64, here np.float64(1.5); turn it into a Python value with "
+            "value: cannot store a value of type numpy.float64, here np.float64(1.5); turn it into a Python value with "
             ".item(), or .tolist() for an array",
         ),
         (
             pd.Timestamp("2024-01-01"),
-            "value: cannot store a pandas._libs.tslibs.timestamps.Timestamp, here "
+            "value: cannot store a value of type pandas._libs.tslibs.timestamps.Timestamp, here "
             "Timestamp('2024-01-01 00:00:00'); turn it into a datetime with .to_pydatetime()",
         ),
         (
             Silent(),
-            "value: cannot store a test_refusals.Silent, here <test_refusals.Silent without a repr>; store plain "
-            "values, dataclasses or msgspec Structs instead",
+            "value: cannot store a value of type test_refusals.Silent, here <test_refusals.Silent without a repr>; "
+            "store plain values, dataclasses or msgspec Structs instead",
         ),
     ],
 )
@@ -115,9 +117,9 @@ def test_a_type_that_cannot_be_stored_is_named_with_what_to_do(value, text):
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_not_of_an_exact_known_type_is_refused(value):
-    assert refusal(value).startswith("value: cannot store a ")
+    assert refusal(value).startswith("value: cannot store a value of type ")
     assert refusal({"a": value}).startswith('value["a"]: cannot store a ')
-    assert refusal([[value]]).startswith("value[0][0]: cannot store a ")
+    assert refusal([[value]]).startswith("value[0][0]: cannot store a value of type ")
 
 
 def test_a_spark_row_is_refused_with_what_to_do():
@@ -142,7 +144,7 @@ def test_a_spark_row_is_refused_with_what_to_do():
     ],
 )
 def test_the_place_inside_the_value_is_named(value, where):
-    assert refusal(value).startswith(f"{where}: cannot store a ")
+    assert refusal(value).startswith(f"{where}: cannot store a value of type ")
 
 
 def test_a_key_that_only_equals_text_is_refused_beside_plain_rows():
@@ -244,4 +246,4 @@ def test_what_was_refused_once_is_refused_again():
         what: Any
 
     for _ in range(2):
-        assert refusal(Holder({1j})).startswith("value.what, element 1j: cannot store a complex")
+        assert refusal(Holder({1j})).startswith("value.what, element 1j: cannot store a value of type complex")

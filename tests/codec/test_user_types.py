@@ -103,7 +103,7 @@ def test_an_attribute_that_is_no_field_is_refused_rather_than_lost():
     with pytest.raises(NotEncodable) as e:
         codec.encode({"accounts": [account]})
     assert str(e.value) == (
-        "value[\"accounts\"][0]: cannot store the attribute 'note' of a codec_samples.Account, which is not a "
+        "value[\"accounts\"][0]: cannot store the attribute 'note' of codec_samples.Account, which is not a "
         "field; declare it as a field, for example note: … = field(init=False)"
     )
 

@@ -28,7 +28,7 @@ from millpond.log.record import Record, StreamTime
 from millpond.storage import Storage
 from millpond.timing import as_user
 
-SUMMED_RECORDS = 50  # records over which late and skipped rows are added up
+SUMMED_RECORDS = 50  # records over which late, skipped and dead-letter rows are added up
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,10 @@ class LogStatus:
 
 @dataclass(frozen=True)
 class RecentStatus:
-    """The late rows by step or stream, and the rows that `on_error` skipped by step, in the last batches."""
+    """Rows that the last batches left out: late ones by step or stream, and failed ones by step.
+
+    `skipped` counts the rows that `on_error` skipped or made dead letters.
+    """
 
     batches: int
     late: dict[str, int]
@@ -253,7 +256,8 @@ def _print(found: Status) -> None:
         names = sorted({*recent.late, *recent.skipped})
         counts = ((name, f"{recent.late.get(name, 0):,}", f"{recent.skipped.get(name, 0):,}") for name in names)
         title = f"rows left out in the last {recent.batches} batch{'' if recent.batches == 1 else 'es'}"
-        print_table(title, ["step or stream", "late", "skipped"], counts, numbers=["late", "skipped"])
+        failed = "skipped or dead letters"
+        print_table(title, ["step or stream", "late", failed], counts, numbers=["late", failed])
 
 
 def _describe_log(log: LogStatus) -> dict[str, str]:

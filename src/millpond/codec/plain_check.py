@@ -24,11 +24,11 @@ class Survey:
         self.dicts: list[Sequence[dict[str, Any]]] = []
 
     def has_infinite(self) -> bool:
-        """Whether a float is nan or infinite."""
+        """Return whether a float is nan or infinite."""
         return any(not all(map(isfinite, [value for value in level if type(value) is float])) for level in self.floats)
 
     def has_tag_like(self) -> bool:
-        """Whether a key begins with "$"."""
+        """Return whether a key begins with "$"."""
         return any(key[:1] == "$" for dicts in self.dicts for key in set(chain.from_iterable(dicts)))
 
 
@@ -65,7 +65,7 @@ def survey_of(values: Sequence[Any]) -> Survey | None:
 
 
 def _share_containers(levels: list[Sequence[Any]]) -> bool:
-    """Whether one object is on two levels, as in a value that contains itself or shares a part."""
+    """Return whether one object is on two levels, as in a value that contains itself or shares a part."""
     above: set[int] = set()
     for level in levels:
         ids = set(map(id, level))

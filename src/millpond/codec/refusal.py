@@ -19,7 +19,7 @@ class NotEncodable(InvalidUse):
     >>> Codec().encode({"items": [1, 2, complex(3, 4)]})
     Traceback (most recent call last):
     ...
-    millpond.codec.refusal.NotEncodable: value["items"][2]: cannot store a complex, here (3+4j); \
+    millpond.codec.refusal.NotEncodable: value["items"][2]: cannot store a value of type complex, here (3+4j); \
 store plain values, dataclasses or msgspec Structs instead
     """
 
@@ -44,7 +44,7 @@ class Refused(Exception):
     def __init__(self, culprit: Any, what: str = "", advice: str = "") -> None:
         super().__init__(what)
         self.culprit = culprit
-        self.what = what or f"cannot store a {type_name(type(culprit))}, here {short_repr(culprit)}"
+        self.what = what or f"cannot store a value of type {type_name(type(culprit))}, here {short_repr(culprit)}"
         self.advice = advice or _advice_for(culprit)
 
 

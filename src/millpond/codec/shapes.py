@@ -30,7 +30,7 @@ def shapes_of(types: Iterable[Any]) -> Shapes:
 
 
 def can_read_shape(cls: type | None, shape: list[str]) -> bool:
-    """Whether a class can read every value of a shape; False if the class is gone."""
+    """Return whether a class can read every value of a shape; False if the class is gone."""
     if cls is None:
         return False
     if issubclass(cls, enum.Enum):

@@ -153,7 +153,7 @@ def record_type_of(cls: type) -> RecordType | None:
 
 
 def is_storable(cls: Any) -> bool:
-    """Whether stored data may name this type: a dataclass, Struct, namedtuple or Enum."""
+    """Return whether stored data may name this type: a dataclass, Struct, namedtuple or Enum."""
     return isinstance(cls, type) and (issubclass(cls, enum.Enum) or record_type_of(cls) is not None)
 
 
@@ -168,7 +168,7 @@ def program_modules() -> dict[str, str | None]:
 
 
 def is_program_module(name: str) -> bool:
-    """Whether a module is a program file, or the main module."""
+    """Return whether a module is a program file, or the main module."""
     return name == MAIN or name in _program_files
 
 
@@ -318,7 +318,7 @@ def _refuse_extras(value: Any, known: frozenset[str]) -> None:
     extras: dict[str, Any] | None = getattr(value, "__dict__", None)
     if extras and not known.issuperset(extras):
         name = next(name for name in extras if name not in known)
-        what = f"cannot store the attribute {name!r} of a {type_name(type(value))}, which is not a field"
+        what = f"cannot store the attribute {name!r} of {type_name(type(value))}, which is not a field"
         raise Refused(value, what, f"declare it as a field, for example {name}: … = field(init=False)")
 
 

@@ -187,7 +187,7 @@ class Driver:
         return True
 
     def is_waiting(self) -> bool:
-        """Whether the input of a source ends in a row that a writer seems to be about to complete."""
+        """Return whether the input of a source ends in a row that a writer seems to be about to complete."""
         for name in self.program.reads:
             source = source_of(self.program, name)
             if isinstance(source, WaitingSource) and source.is_waiting(self.positions.get(name, {}), self.clock.now()):

@@ -58,7 +58,7 @@ class DeliveryWorker:
         self._threaded = threaded
 
     def start(self) -> None:
-        """Start the thread, if there is to be one. Sinks that run in this process must not fork from now on."""
+        """Start the thread, if `threaded` is true. Sinks that run in this process must not fork from now on."""
         refuse_forks()
         if self._threaded:
             self._thread.start()

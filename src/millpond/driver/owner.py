@@ -229,7 +229,7 @@ class Owner:
         return newest is not None and newest.driver == self.id
 
     def context(self, now: float, home: str | None, event_time: EventTime) -> BatchContext:
-        """The next batch, as its tasks see it."""
+        """Return the next batch, as its tasks see it."""
         last = self.last
         log = LogPoint(
             last.app,

@@ -20,7 +20,7 @@ _BODY_START = len(_CHECKSUM_HEAD) + 32 + len(b'",')
 
 
 def checksum(data: bytes | memoryview) -> str:
-    """The checksum of some bytes, as 32 hexadecimal digits."""
+    """Return the checksum of some bytes, as 32 hexadecimal digits."""
     return blake2b(data, digest_size=16).hexdigest()
 
 

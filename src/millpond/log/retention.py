@@ -90,7 +90,7 @@ class CarriedFiles:
 
 
 def next_floor(ledger: Ledger, newest: Record, keep: Keep) -> int:
-    """The floor that the next record may state: all that is to be kept can be made from the records from there on."""
+    """Return the floor for the next record: the oldest record that is needed to read everything that is kept."""
     oldest = _oldest_wanted(ledger, newest, keep)
     if oldest is None or oldest.manifest is None:
         return newest.floor
@@ -126,8 +126,10 @@ def _needed_paths(ledger: Ledger, files: set[Pointer], floor: int) -> set[str]:
 
 
 def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
-    """The oldest record that is to stay within reach. What is not delivered stays, however old, and so do rolled-back
-    records until the program's sinks have made their deliveries void.
+    """Return the oldest record that must stay within reach.
+
+    What is not delivered stays, however old, and so do rolled-back records until the program's sinks have made their
+    deliveries void.
     """
     first = max(newest.born, ledger.floor(newest))
     number = max(first, newest.number - keep.batches + 1)

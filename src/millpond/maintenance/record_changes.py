@@ -40,7 +40,7 @@ def _read_segments(storage: Storage, files: Iterable[Pointer]) -> Iterator[Chang
 
 
 def _cells_at(app: StoppedApp, record: Record, step: str, keys: set[bytes]) -> dict[tuple[bytes, bytes], Change]:
-    """The cells of some keys as they were at a record."""
+    """Return the cells of some keys as they were at a record."""
     found: dict[tuple[bytes, bytes], Change] = {}
     for job in app.rewriter.plan_jobs(record, record):
         _, runs, fresh = job.steps.get(step, ("", [], []))

@@ -67,7 +67,7 @@ def roll_back(app: StoppedApp, batch: int, *, dry_run: bool = False) -> str:
 
 
 def roll_back_sinks(program: Program, ledger: Ledger) -> None:
-    """Make void in the targets of a program what the newest record says is to be void, right after a rollback."""
+    """Void the deliveries that the newest record names, in the targets of a program, right after a rollback."""
     newest = ledger.newest()
     if newest is None:
         return
@@ -102,7 +102,7 @@ def _check_target(app: StoppedApp, target: Record, last: Record) -> None:
 
 
 def _has_undelivered(ledger: Ledger, sink: str, delivered: int, target: Record, last: Record) -> bool:
-    """Whether a record holds outputs for a sink that were not delivered. Retention removes no such record."""
+    """Return whether a record holds outputs for a sink that were not delivered. Retention removes no such record."""
     after = max(delivered, target.born - 1, ledger.floor(last) - 1)
     return any(sink in record.outputs for record in ledger.between(after, target.number))
 

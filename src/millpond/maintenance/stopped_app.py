@@ -116,7 +116,7 @@ def detect_fencing(action: Callable[Concatenate[StoppedApp, P], T]) -> Callable[
 
 
 def describe_amount(jobs: list[Any], step: str | None = None) -> str:
-    """Say how much state some jobs read, of one step or of all."""
+    """Return how much of the log some jobs read, in words: of one step or of all."""
     files = [
         file
         for job in jobs
@@ -124,10 +124,11 @@ def describe_amount(jobs: list[Any], step: str | None = None) -> str:
         if step in (None, name)
         for file in [*fresh, *(part.file for run in runs for part in run)]
     ]
-    return f"{sum(file.rows for file in files)} rows of state in {sum(file.bytes for file in files)} bytes"
+    changes = sum(file.rows for file in files)  # a cell that was written twice counts twice, until it is compacted
+    return f"{changes} stored changes in {sum(file.bytes for file in files)} bytes"
 
 
 def position_files(record: Record) -> list[Pointer]:
-    """The files of a record that hold neither state nor outputs: long positions, and Spark's checkpoint files."""
+    """Return the files of a record without state or outputs: long positions, and Spark's checkpoint files."""
     based = [held.base for held in record.positions.values() if held.base is not None]
     return [*based, *(file for batch in record.spark.values() for file in batch.files.values())]

@@ -56,7 +56,7 @@ def store_prefix(key: bytes, cell: bytes = b"") -> bytes:
 def pack_cell(
     at: bytes, key: bytes, cell: bytes, value: bytes, due: int | None = None, wall: int | None = None
 ) -> bytes:
-    """The bytes that lie at `at`."""
+    """Return the bytes of a cell, as they are stored."""
     flags = 0
     if wall is not None:
         flags, value = HAS_WALL, _due.pack(wall) + value

@@ -105,7 +105,7 @@ class Replica:
         self.path, self._data = path, path / "data.mdb"
         self._pid = os.getpid()
         self._threads = threading.Lock()  # `flock` does not keep the threads of one process apart
-        self.users = 0  # how many are at work with it in this process
+        self.users = 0  # how many use it in this process
         self._databases: dict[str, Any] = {}
         if create:
             path.mkdir(parents=True, exist_ok=True)

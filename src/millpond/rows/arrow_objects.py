@@ -60,7 +60,7 @@ def raw_row(table: pa.Table, i: int) -> dict[str, Any]:
 
 
 def _is_readable(array: pa.Array) -> bool:
-    """Whether all values can surely become Python objects; if not, each must be tried."""
+    """Return whether all values can surely become Python objects; if not, each must be tried."""
     kind = array.type
     if pa.types.is_nested(kind):
         if pa.types.is_map(kind):
@@ -86,12 +86,12 @@ def _is_readable(array: pa.Array) -> bool:
 
 
 def _are_whole(times: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether times are whole microseconds, as those of a datetime are."""
+    """Return whether times are whole microseconds, as those of a datetime are."""
     return times.type.unit != "ns" or not (times.cast(pa.int64()).fill_null(0).to_numpy() % 1000).any()
 
 
 def _is_within(numbers: pa.Array, factor: float) -> bool:
-    """Whether times, in units of `factor` microseconds, are within the years 1 to 9999 in any time zone."""
+    """Return whether times, in units of `factor` microseconds, are within the years 1 to 9999 in any time zone."""
     ends = pc.min_max(numbers)
     lowest, highest = ends["min"].as_py(), ends["max"].as_py()
     return lowest is None or ((FIRST + DAY) / factor < lowest and highest < (LAST - DAY) / factor)

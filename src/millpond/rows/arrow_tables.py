@@ -91,8 +91,8 @@ def _refuse_inexact(path: str, values: list[Any], use: TableUse) -> None:
     for value in values:
         if isinstance(value, uuid.UUID | tuple | set | frozenset) or _is_record(type(value)):
             raise InvalidUse(
-                f"field {path!r} cannot be {use.column}: a {type(value).__name__} would come back as another type. "
-                f"Convert it with map(), or {use.otherwise}."
+                f"field {path!r} cannot be {use.column}: a value of type {type(value).__name__} would come back as "
+                f"another type. Convert it with map(), or {use.otherwise}."
             )
         if isinstance(value, Mapping):
             for key, inner in value.items():

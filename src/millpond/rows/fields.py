@@ -29,7 +29,7 @@ def read_field(row: Any, name: str) -> Any:
     try:
         return getattr(row, name)
     except AttributeError:
-        raise MissingField(f"the row has no field {name!r}; it is a {type(row).__name__}") from None
+        raise MissingField(f"the row has no field {name!r}; it is of type {type(row).__name__}") from None
 
 
 class FieldReader:

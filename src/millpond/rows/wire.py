@@ -155,7 +155,7 @@ def _merge_by_order(parts: list[Rows]) -> Rows:
 
 
 def _can_concatenate(one: Rows, other: Rows) -> bool:
-    """Whether rows have one form, one schema and one unit of time, so that they need not become objects first."""
+    """Return whether rows have one form, one schema and one unit of time, so that they can stay columns."""
     units = {None if rows.times is None else rows.times.unit for rows in (one, other)}
     is_same = one.form == other.form and (one.form != "arrow" or one.data.schema == other.data.schema)
     return is_same and len(units) == 1

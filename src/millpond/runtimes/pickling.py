@@ -235,7 +235,7 @@ _ENUM_MEMBERS = "members of the enum"
 
 
 def _instance_attributes(member: Any) -> dict[str, Any]:
-    """What the enum's own `__init__` or `__new__` has set on a member: neither is run again."""
+    """Return what the enum's own `__init__` or `__new__` has set on a member: neither is called again."""
     own = ("_value_", "_name_", "__objclass__", "_sort_order_")
     return {name: value for name, value in getattr(member, "__dict__", {}).items() if name not in own}
 

@@ -29,7 +29,7 @@ def explain_unpicklable(program: g.Program, error: Exception, pickling_error: Pi
             path, culprit, error = _find_culprit(node.op, [], found, pickling_error, set())
             break
     what = f"{where}: {_describe_path(path)}" if where else "a function, source or sink"
-    kind = "" if culprit is None else f", a {type_name(type(culprit))} ({short_repr(culprit)}),"
+    kind = "" if culprit is None else f", a value of type {type_name(type(culprit))} ({short_repr(culprit)}),"
     return InvalidUse(
         f"app {program.app!r}, {what}{kind} cannot be sent to the workers: {type(error).__name__}: {error}. "
         "What functions, sources and sinks refer to is copied to other processes. Open files, locks, connections and "

@@ -157,7 +157,7 @@ class _Records:
         return entry
 
     def _ends_in_a_line(self) -> bool:
-        """Whether an incomplete line follows the current record, so that a writer is probably at work."""
+        """Return whether an incomplete line follows the current record: a writer is probably about to finish it."""
         return not self._path.endswith(GZIP) and self.offset + sum(map(len, self._held)) + len(self._held) < self._size
 
     def raw(self) -> str:

@@ -60,7 +60,7 @@ def unread_offset(file: File, entry: Any) -> int | None:
 
 
 def is_settled(file: File, now: float) -> bool:
-    """Whether the file has not changed for a while, so that no writer is expected to finish its last record."""
+    """Return whether the file has not changed for a while, so that no writer is expected to finish its last record."""
     return not file.is_cut and now - file.changed / 1e9 >= SETTLED_SECONDS
 
 

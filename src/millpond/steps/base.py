@@ -59,7 +59,7 @@ class StepContext:
 
 
 class Running(ABC):
-    """A step at work on one batch of one partition.
+    """A step that was started for one batch of one partition.
 
     The task calls `run` any number of times, then `end` once, then `changes` once. After each `run` and `end` it
     takes the side rows.

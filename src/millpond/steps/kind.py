@@ -62,7 +62,7 @@ class Step(ABC):
     state: StateSettings = StateSettings()
 
     def start(self, context: StepContext) -> Running:
-        """Return the step at work on one batch of one partition."""
+        """Start the step for one batch of one partition."""
         oldest = (context.previous_detail or {}).get(UNMARKED) if self.state.is_lazy else None
         if oldest is None:
             return self.begin(context)
@@ -71,7 +71,7 @@ class Step(ABC):
 
     @abstractmethod
     def begin(self, context: StepContext) -> Running:
-        """Return the step at work, over state that is all of the step's version."""
+        """Start the step over state that is all of the step's version."""
 
     @cached_property
     def copies_rows(self) -> bool:
@@ -104,7 +104,7 @@ class Step(ABC):
         return False
 
     def state_types(self) -> list[Any]:
-        """The classes that the step's state is known to hold, from what the program says."""
+        """Return the classes that the step's state is known to hold, from what the program says."""
         return list(self.state.types)
 
     def check_detail(self, app: str, stored: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ class Step(ABC):
 
     @classmethod
     def is_shown(cls, cell: bytes) -> bool:
-        """Whether a cell is part of the value that `app.state` shows. Timers and TTLs of state that expires are not."""
+        """Return whether a cell is part of the value that `app.state` shows: timers and TTLs are not."""
         return not cls.can_expire or is_state(cell)
 
     @classmethod
@@ -138,7 +138,7 @@ class Step(ABC):
 
 
 def is_expiring(step: Step, context: StepContext) -> bool:
-    """Whether the state has a TTL, or had one until the batch before: the faster way without times will not do."""
+    """Return whether the state has a TTL, or had one until the batch before, so that entries have times."""
     return step.state.ttl is not None or bool((context.previous_detail or {}).get("ttl"))
 
 

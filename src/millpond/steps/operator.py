@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class RunningOperator(Protocol):
-    """An operator at work in one task. One thread calls it."""
+    """A started operator, in one task. One thread calls it."""
 
     def run(self, rows: Rows, side: int = 0) -> Rows | Iterable[Rows]:
-        """Return what becomes of some rows of input number `side`, in their order; called any number of times.
+        """Return the outputs of some rows of input number `side`, in their order; called any number of times.
 
         Rows that are returned keep their order, keys and times unless the verb is there to change them.
         """
@@ -123,5 +123,5 @@ class Operator:
         return None
 
     def start(self, context: OperatorContext) -> RunningOperator:
-        """Return the operator at work in one task. Called at most once per task, before its first rows."""
+        """Start the operator in one task. Called at most once per task, before its first rows."""
         raise NotImplementedError(f"{self.verb} takes no rows")

@@ -50,7 +50,7 @@ file://, s3://, gs://, az:// or memory://
 
 
 def is_local(url: str | os.PathLike[str]) -> bool:
-    """Whether the address is a folder in the file system of this machine.
+    """Return whether the address is a folder in the file system of this machine.
 
     >>> from millpond.storage import is_local
     >>> is_local("state"), is_local("file:///data/state"), is_local("s3://bucket"), is_local("memory://")

@@ -175,7 +175,7 @@ def as_view(data: bytes | memoryview) -> memoryview:
 
 
 def is_hidden(path: str, prefix: str) -> bool:
-    """Whether a name below the folder `prefix` begins with a dot, so that listing the folder leaves it out.
+    """Return whether a name below the folder `prefix` begins with a dot, so that listing the folder leaves it out.
 
     >>> from millpond.storage.base import is_hidden
     >>> is_hidden("orders/.probe", "orders"), is_hidden(".spark/offsets/1", ".spark")

@@ -198,7 +198,7 @@ class Router:
         return None if self._reading is None else self._reading.locate(order)
 
     def _may_stay_text(self, node: g.Node) -> bool:
-        """Whether the JSON lines of a stream need not be decoded in this task: all consumers can do without."""
+        """Return whether the JSON lines of a stream need not be decoded in this task: all consumers can do without."""
         op = node.op
         assert isinstance(op, g.Read)
         return (

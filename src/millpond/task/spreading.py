@@ -12,14 +12,14 @@ from millpond.rows.rows import Keys, Rows
 
 
 def spread_rows(rows: Rows, partitions: int) -> Rows:
-    """The rows with a key for the way: what one input row has caused stays together, the rest is dealt out."""
+    """Return the rows with keys that spread them over the partitions; outputs of one input row stay together."""
     index = np.asarray(rows.order, dtype=np.int64) % partitions
     return Rows(rows.data, rows.order, form=rows.form, times=rows.times, keys=Keys(_one_of_each(partitions), index))
 
 
 @lru_cache(maxsize=8)
 def _one_of_each(partitions: int) -> list[bytes]:
-    """A key that each partition owns."""
+    """Return a key of each partition."""
     found: dict[int, bytes] = {}
     number = 0
     while len(found) < partitions:

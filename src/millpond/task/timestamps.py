@@ -27,7 +27,7 @@ class TimeReader:
             self.field = timestamp
 
     def one(self, row: Any, like: Unit | None) -> Times:
-        """The time of one row, of the unit that those before it had; BadInput if it has none.
+        """Return the time of one row, of the unit that those before it had; BadInput if it has none.
 
         What a function of the user's raises is its own.
         """

@@ -111,7 +111,7 @@ class SourceSuite:
 
     @pytest.fixture
     def clock(self) -> ManualClock:
-        """The clock that gives every plan its time."""
+        """Return the clock that gives every plan its time."""
         return ManualClock()
 
     @pytest.fixture

@@ -82,7 +82,7 @@ class StorageSuite:
 
     @pytest.fixture
     def storage(self) -> Storage:
-        """A new, empty storage for one test."""
+        """Return a new, empty storage for one test."""
         raise NotImplementedError("StorageSuite: override the fixture `storage` with one that returns yours")
 
     def reopen(self, url: str) -> Storage:

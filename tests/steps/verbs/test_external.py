@@ -236,7 +236,7 @@ def test_only_rows_that_needed_the_answer_fail():
 
 
 def test_an_answer_that_is_no_dict_is_told():
-    with pytest.raises(StepFailed, match="fetch: expected a dict of rows by key, got a list: "):
+    with pytest.raises(StepFailed, match="fetch: expected a dict of rows by key, got a value of type list: "):
         looked_up(lambda keys: [1], [row("a")])
 
 
@@ -244,7 +244,7 @@ def test_a_key_that_no_dict_can_have_and_a_field_that_is_not_there_fail_with_the
     out, dead = looked_up(people(), [row(["a"]), {"n": 1}, row("a")], on_error="dead-letter")
     assert [found["name"] for found in out] == ["Ann"]
     assert [letter["error"] for letter in dead] == [
-        "expected a key that a dict can have, got a list: ['a']",
+        "expected a key that a dict can have, got a value of type list: ['a']",
         "the row has no field 'who'; it has: 'n'",
     ]
 

@@ -247,7 +247,7 @@ def test_rows_that_have_no_fields_need_a_merge():
         )
         return app
 
-    with TestDriver(build()) as driver, pytest.raises(StepFailed, match="Say what becomes of both rows with merge="):
+    with TestDriver(build()) as driver, pytest.raises(StepFailed, match="Combine the rows yourself with merge="):
         driver.send({"updates": [7], "rows": [1]})
     with TestDriver(build(merge=lambda n, last: n * last)) as driver:
         driver.send({"updates": [7, 8], "rows": [1, 2]})

@@ -227,7 +227,7 @@ class StreamingFrames:
                 query.done.set()
 
     def is_waiting(self, stream: str) -> bool:
-        """Whether a stream has no query, or one that has ended or found nothing new."""
+        """Return whether a stream has no query, or one that has ended or found nothing new."""
         for query in self._queries:
             if query.stream == stream:
                 if query.there.is_set():

@@ -71,7 +71,7 @@ class RunningAsofJoin(RunningJoin):
             self._arrivals.add_late(self._late_rows(unit), LEFT)
 
     def _is_expired(self, row: JoinRow, keep: int) -> bool:
-        """Whether a right row is no longer stored. The end of the input alone expires none."""
+        """Return whether a right row is no longer stored. The end of the input alone expires none."""
         mark = self._time.expiry_watermark
         return mark is not None and row.at + keep < mark
 

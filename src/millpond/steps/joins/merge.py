@@ -45,5 +45,5 @@ def _fields(row: Any) -> dict[str, Any]:
             return record.take(row)
     raise BadInput(
         f"rows are joined by their fields, and this {type(row).__name__} has none with names: {row!r}. "
-        "Say what becomes of both rows with merge=lambda left, right: …"
+        "Combine the rows yourself with merge=lambda left, right: …"
     )

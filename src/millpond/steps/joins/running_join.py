@@ -1,4 +1,4 @@
-"""What the joins share at work on a batch: rows are collected from both sides, and matched when all have come."""
+"""What the joins share while a batch runs: rows are collected from both sides, and matched when all have come."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millpond.timing import MAX_TICKS, Unit
 
 
 class RunningJoin(Running):
-    """A join at work on one batch of one partition."""
+    """A join that was started for one batch of one partition."""
 
     def __init__(self, step: JoinStep, context: StepContext, emits_unmatched: Sequence[bool] = (False, False)) -> None:
         self._context, self._time = context, context.time
@@ -50,7 +50,7 @@ class RunningJoin(Running):
         return self._changes.in_order()
 
     def _is_due(self, due: int) -> bool:
-        """Whether the watermark that the batch ends with has reached a time."""
+        """Return whether the watermark that the batch ends with has reached a time."""
         return self._time.end_watermark is not None and due <= self._time.end_watermark
 
     def _note_closed(self, due: int) -> None:

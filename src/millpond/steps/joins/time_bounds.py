@@ -45,7 +45,7 @@ class TimeBounds:
         return min(self.partners(side, at)[1] + self.grace + 1, MAX_TICKS)
 
     def is_late(self, at: int, began: int | None) -> bool:
-        """Whether a row comes after partners of it may have expired."""
+        """Return whether a row comes after partners of it may have expired."""
         return began is not None and at < began - self.grace
 
     def pairs(self, lefts: Sequence[int], rights: Sequence[int]) -> Iterator[tuple[int, int]]:

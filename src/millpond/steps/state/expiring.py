@@ -45,7 +45,7 @@ class RowTime:
         self.unit = unit or self._batch_unit
 
     def has_passed(self, times: CellTimes) -> bool:
-        """Whether an entry with these times has expired."""
+        """Return whether an entry with these times has expired."""
         due, wall = times
         return (due is not None and self.event is not None and due <= self.event) or (
             wall is not None and wall <= self.wall
@@ -161,7 +161,7 @@ class ExpiringCells:
         return fresh if later != fresh and (ttl is not self._ttl or self._has_own_ttl(cell, held)) else later
 
     def _has_own_ttl(self, cell: bytes, times: CellTimes) -> bool:
-        """Whether a value has these times by a TTL that was given with it."""
+        """Return whether a value has these times by a TTL that was given with it."""
         if not cell.startswith(b"v:") or times == NEVER:
             return False
         own = _own_ttl_cell(cell)
@@ -240,5 +240,5 @@ def _own_ttl_cell(cell: bytes) -> bytes:
 
 
 def _has_times(cell: bytes) -> bool:
-    """Whether a cell has times of its own: elements of a list have those of the list."""
+    """Return whether a cell has times of its own: elements of a list have those of the list."""
     return is_state(cell) and (not cell.startswith(b"l:") or cell.count(b":") == 1)

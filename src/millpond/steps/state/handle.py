@@ -88,7 +88,7 @@ class State:
         self._cells.drop(self._cell("v", name))
 
     def exists(self, name: str) -> bool:
-        """Whether there is a value of that name.
+        """Return whether there is a value of that name.
 
         >>> def f(row, state): return row if state.exists("last") else None
         """

@@ -130,14 +130,14 @@ class UpgradedView:
     # --- writing ---
 
     def changes(self, own: list[Change]) -> list[Change]:
-        """Return all that is to be written: the step's own changes, the migrated keys, and the marks."""
+        """Return everything to write: the step's own changes, the migrated keys, and the marks."""
         mine = {key: list(changes) for key, changes in groupby(own, lambda change: change.key)}
         self.migrate_keys(list(mine))
         migrated = {key for key, cells in self._migrated.items() if cells is not None}
         return [change for key in sorted(mine.keys() | migrated) for change in self._changes_of(key, mine.get(key, []))]
 
     def _changes_of(self, key: bytes, own: list[Change]) -> list[Change]:
-        """Return what is to be written of one key, given the step's own changes of it."""
+        """Return what to write of one key, given the step's own changes of it."""
         if key in self._newest and all(change.value is not None for change in own):
             return own
         stored = {entry.cell: Change(*entry) for entry in self._view.entries(self._step, key)}
@@ -159,7 +159,7 @@ class UpgradedView:
 
 
 class RunningOverOldState(Running):
-    """A step at work on state that is migrated lazily."""
+    """A started step over state that is migrated lazily."""
 
     def __init__(self, view: UpgradedView, begin: Begin, context: StepContext) -> None:
         self._view, self._inner = view, begin(replace(context, view=view))

@@ -29,7 +29,7 @@ class Lazily(dict[int, Callable[..., Any]]):
 
 
 def lazily(migrate: Mapping[int, Callable[..., Any]]) -> Lazily:
-    """A `migrate=` that rewrites nothing at the start: a key's state is migrated when it is next needed.
+    """Return a `migrate=` that rewrites nothing at the start: a key's state is migrated when it is next needed.
 
     The first row, timer or expiry of a key with an older version migrates its state, and that batch stores it in the
     new version. Readers (`app.state`, a `lookup`) get the migrated value. The functions must take the value alone: a
@@ -157,7 +157,7 @@ def _pair(result: Any) -> tuple[Any, Any]:
 
 
 def takes_key(function: Callable[..., Any]) -> bool:
-    """Whether a migration takes a key and its value, not the value alone."""
+    """Return whether a migration takes a key and its value, not the value alone."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

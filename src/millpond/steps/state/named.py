@@ -258,5 +258,5 @@ def cell_name(cell: bytes) -> str:
 
 
 def is_state(cell: bytes) -> bool:
-    """Whether a cell holds state, not a timer, a TTL or a version."""
+    """Return whether a cell holds state, not a timer, a TTL or a version."""
     return not cell.startswith((*TIMERS, b"x:", b"~"))

@@ -132,7 +132,7 @@ make_change = partial(tuple.__new__, Change)
 
 
 def is_surely_encodable(value: Any) -> bool:
-    """Whether a value may be held as it is. Others are encoded at once, so that a failure belongs to its row."""
+    """Return whether a value may be held as it is. Others are encoded at once, so that a failure belongs to its row."""
     return value.__class__ in SURELY_ENCODABLE or (value.__class__ is str and value.isascii())
 
 

@@ -1,1 +1,1 @@
-"""The verbs of streams at work, one per file."""
+"""The operators behind the verbs of streams, one per file."""

@@ -42,7 +42,7 @@ class AggregateStep(Step):
 
 
 class RunningAggregate(Running):
-    """The step at work."""
+    """The started step."""
 
     def __init__(self, step: AggregateStep, context: StepContext) -> None:
         self._step, self._context = step, context

@@ -79,7 +79,7 @@ class StatefulFilterStep(ApplyStep):
 
 
 class RunningApply(Running):
-    """The step at work. A row whose function raises has written nothing to the state."""
+    """The started step. A row whose function raises has written nothing to the state."""
 
     def __init__(self, step: ApplyStep, context: StepContext) -> None:
         self._step, self._context = step, context

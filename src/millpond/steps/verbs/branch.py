@@ -49,7 +49,7 @@ class Pick(Operator):
 
 
 class RunningBranch:
-    """A branch at work in one task."""
+    """A branch, started in one task."""
 
     def __init__(self, operator: Branch, context: OperatorContext) -> None:
         self._predicates, self._context = operator.predicates, context

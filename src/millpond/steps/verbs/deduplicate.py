@@ -55,7 +55,7 @@ class DeduplicateStep(Step):
 
 
 class RunningDeduplicate(Running):
-    """The step at work. A row that does not pass changes nothing."""
+    """The started step. A row that does not pass changes nothing."""
 
     def __init__(self, step: DeduplicateStep, context: StepContext) -> None:
         self._step, self._context = step, context

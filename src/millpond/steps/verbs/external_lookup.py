@@ -62,7 +62,7 @@ class ExternalLookup(Operator):
 
 
 class RunningExternalLookup:
-    """A lookup at work in one task."""
+    """A lookup, started in one task."""
 
     def __init__(self, operator: ExternalLookup, context: OperatorContext) -> None:
         self._operator, self._context = operator, context
@@ -117,7 +117,8 @@ def _keys(op: ExternalLookup, rows: Rows, failed: Failed) -> tuple[list[Known | 
         try:
             hash(key)
         except TypeError:
-            raise BadInput(f"expected a key that a dict can have, got a {type(key).__name__}: {key!r}") from None
+            kind = type(key).__name__
+            raise BadInput(f"expected a key that a dict can have, got a value of type {kind}: {key!r}") from None
         found.append(None if is_null_key(key) else (type(key), key))
         good.append(i)
 
@@ -136,7 +137,8 @@ def _fetch_rows(op: ExternalLookup, keys: list[Any], clock: Clock) -> Mapping[An
         try:
             found = answer(op.external.fetch, list(keys))
             if not isinstance(found, Mapping):
-                raise BadInput(f"fetch: expected a dict of rows by key, got a {type(found).__name__}: {found!r}")
+                kind = type(found).__name__
+                raise BadInput(f"fetch: expected a dict of rows by key, got a value of type {kind}: {found!r}")
             return found
         except FAULTS:
             if pause is None:

@@ -58,7 +58,7 @@ class KeyBy(Operator):
 
 
 class RunningKeyBy:
-    """A `key_by` at work in one task."""
+    """A `key_by`, started in one task."""
 
     def __init__(self, operator: KeyBy, context: OperatorContext) -> None:
         self._operator, self._context = operator, context

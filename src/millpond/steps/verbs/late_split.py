@@ -42,7 +42,7 @@ class LateSplit(Operator):
 
 
 class RunningLateSplit:
-    """A split at work in one task."""
+    """A split, started in one task."""
 
     def __init__(self, late: bool, watermark: int | None) -> None:
         self._late, self._watermark = late, watermark

@@ -55,7 +55,7 @@ class LookupStep(Step):
 
 
 class RunningLookup(Running):
-    """The step at work: it keeps its rows until the table has all changes of the batch."""
+    """The started step: it keeps its rows until the table has all changes of the batch."""
 
     def __init__(self, step: LookupStep, context: StepContext) -> None:
         self._step, self._context = step, context

@@ -52,7 +52,7 @@ class Raised:
 
 
 class RunningMapAsync:
-    """A `map_async` at work in one task."""
+    """A `map_async`, started in one task."""
 
     def __init__(self, operator: MapAsync, context: OperatorContext) -> None:
         self._operator, self._context = operator, context
@@ -143,7 +143,7 @@ class _Outcomes:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task was cancelled, and not something that a function waited for."""
+    """Return whether this task was cancelled, and not something that a function waited for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -50,7 +50,7 @@ class MapBatch(Operator):
 
 
 class RunningMapBatch:
-    """A `map_batch` at work in one task."""
+    """A `map_batch`, started in one task."""
 
     def __init__(self, operator: MapBatch, context: OperatorContext) -> None:
         self._f, self._frames, self._context = operator.f, operator.frames, context

@@ -14,7 +14,7 @@ from millpond.steps.operator import Operator, OperatorContext
 
 
 class RowOutput:
-    """The rows that come of some input rows, and which input row each of them came from."""
+    """The output rows of some input rows, and the input row of each."""
 
     __slots__ = ("_rows", "data", "places", "times")
 
@@ -48,7 +48,7 @@ class RowOperator(Operator):
         return RowLoop(self, context)
 
     def collect(self, output: RowOutput, i: int, row: Any, result: Any) -> None:
-        """Add to the output what becomes of row `i` and of what the function returned for it.
+        """Add the outputs of row `i`, given what the function returned for it.
 
         It must change nothing if it raises: the row is then given to the function again, or fails.
         """
@@ -60,7 +60,7 @@ class RowOperator(Operator):
 
 
 class RowLoop:
-    """A row operator at work in one task."""
+    """A row operator, started in one task."""
 
     def __init__(self, operator: RowOperator, context: OperatorContext) -> None:
         self._operator, self._context = operator, context

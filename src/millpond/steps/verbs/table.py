@@ -54,7 +54,7 @@ class TableStep(Step):
 
 
 class RunningTable(Running):
-    """The step at work where rows have no TTL."""
+    """The started step where rows have no TTL."""
 
     def __init__(self, step: TableStep, context: StepContext) -> None:
         self._step, self._context = step, context
@@ -125,7 +125,7 @@ class RunningTable(Running):
 
 
 class RunningExpiringTable(Running):
-    """The step at work where rows have a TTL. Each latest row is a write, also of the same row, and refreshes it.
+    """The started step where rows have a TTL. Each latest row is a write, also of the same row, and refreshes it.
 
     Rows that have expired by the end of the batch leave before any lookup reads the table.
     """
