@@ -8,6 +8,7 @@ at or after its `stop`; the neighbouring split computes the same place.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import IO
 
 from millpond.sources.base import Chunk, JsonLines, Split
 from millpond.sources.line_plan import position_entry
@@ -15,9 +16,9 @@ from millpond.sources.lines import (
     BLOCK,
     BOM,
     GZIP,
+    OVERSHOOT,
     SMALL_BLOCK,
     blocks,
-    first_line_from,
     newlines_before,
     open_first_bytes,
 )
@@ -29,7 +30,7 @@ def read_jsonl(split: Split) -> Iterator[Chunk]:
     path, size, base = split.detail["path"], split.detail["size"], split.detail["base"]
     left: int | None = split.detail.get("rows")
     with open_first_bytes(path, size) as file:
-        begin = split.start if path.endswith(GZIP) else first_line_from(file, split.start, base, size)
+        begin = split.start if path.endswith(GZIP) else _first_line_from(file, split.start, base, size)
         done = begin
         at_end = False
         last_position = -1  # the last offset that a chunk carried
@@ -52,6 +53,35 @@ def read_jsonl(split: Split) -> Iterator[Chunk]:
             at_end = split.stop is None or done < split.stop
         if at_end or last_position < 0:
             yield Chunk(JsonLines([]), position_entry(done, path, size, at_end=at_end))
+
+
+def _first_line_from(file: IO[bytes], offset: int, base: int, size: int) -> int:
+    """Return where the first line at or after `offset` begins or, if there is none, where the last one ends.
+
+    `base` is an offset at or before `offset` that is known to be the start of a line. The two splits
+    that meet at `offset` both call this and get the same answer, so that every line is read once.
+    """
+    if offset <= base:
+        return base
+    at = offset - 1
+    file.seek(at)
+    while at < size:
+        data = file.read(min(OVERSHOOT, size - at))
+        if not data:
+            break
+        found = data.find(b"\n")
+        if found >= 0:
+            return at + found + 1
+        at += len(data)
+    at = offset - 1
+    while at > base:  # no line ends after `offset`: look for the start of the unfinished one before it
+        below = max(base, at - OVERSHOOT)
+        file.seek(below)
+        found = file.read(at - below).rfind(b"\n")
+        if found >= 0:
+            return below + found + 1
+        at = below
+    return base
 
 
 def _chunks_of(lines: list[bytes], start: int, end: int) -> Iterator[tuple[list[bytes], int, int]]:

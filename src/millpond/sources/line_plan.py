@@ -22,10 +22,10 @@ from millpond.sources.listing import File, other_format_error
 from millpond.sources.ranges import (
     DEFAULT_SIZES,
     EXACT_BELOW,
+    WANTED_SPLITS,
     SplitRequest,
     SplitSizes,
     cut_range,
-    pieces_for,
 )
 
 SETTLED_SECONDS = 10.0  # without a change, after which no writer is expected to finish a record
@@ -135,10 +135,19 @@ def plan_lines(
         if until is None or format != "jsonl" or file.path.endswith(GZIP):
             splits.append(_split(file, format, start, until, start, _weight(file, start, until), **more))
             continue
-        pieces = pieces_for(until - start, total)
+        pieces = _pieces_for(until - start, total)
         for begin, stop in cut_range(start, until, pieces=pieces, smallest=sizes.smallest, largest=sizes.largest):
             splits.append(_split(file, format, begin, stop, start, stop - begin))
     return splits
+
+
+def _pieces_for(part: int, total: int) -> int:
+    """Return how many of a plan's pieces go to a file that has `part` of its `total`, at least one.
+
+    >>> _pieces_for(3, 9), _pieces_for(1, 100), _pieces_for(9, 9)
+    (2, 1, 4)
+    """
+    return max(1, -(-WANTED_SPLITS * part // max(total, 1)))
 
 
 def _weight(file: File, start: int, stop: int | None) -> int:

@@ -95,35 +95,6 @@ def blocks(
         at += len(data)
 
 
-def first_line_from(file: IO[bytes], offset: int, base: int, size: int) -> int:
-    """Return where the first line at or after `offset` begins or, if there is none, where the last one ends.
-
-    `base` is an offset at or before `offset` that is known to be the start of a line. The two splits
-    that meet at `offset` both call this and get the same answer, so that every line is read once.
-    """
-    if offset <= base:
-        return base
-    at = offset - 1
-    file.seek(at)
-    while at < size:
-        data = file.read(min(OVERSHOOT, size - at))
-        if not data:
-            break
-        found = data.find(b"\n")
-        if found >= 0:
-            return at + found + 1
-        at += len(data)
-    at = offset - 1
-    while at > base:  # no line ends after `offset`: look for the start of the unfinished one before it
-        below = max(base, at - OVERSHOOT)
-        file.seek(below)
-        found = file.read(at - below).rfind(b"\n")
-        if found >= 0:
-            return below + found + 1
-        at = below
-    return base
-
-
 def newlines_before(path: str, size: int, offset: int) -> int:
     """Return how many lines end before `offset`. Slow: it reads the file from where the last call ended."""
     global _newline_cache

@@ -69,12 +69,3 @@ def cut_range(
     count = max(min(pieces, size // smallest), -(-size // largest), 1)
     bounds = [start + size * i // count for i in range(count + 1)]
     return list(pairwise(bounds))
-
-
-def pieces_for(part: int, total: int, pieces: int = WANTED_SPLITS) -> int:
-    """Return how many of a plan's pieces go to a file that has `part` of its `total`, at least one.
-
-    >>> pieces_for(3, 9), pieces_for(1, 100), pieces_for(9, 9)
-    (2, 1, 4)
-    """
-    return max(1, -(-pieces * part // max(total, 1)))

@@ -10,7 +10,6 @@ from typing import Any
 
 from millpond.storage.base import (
     Item,
-    as_view,
     check_listing,
     check_path,
     check_paths,
@@ -74,10 +73,10 @@ class LocalStorage:
             raise as_millpond_error(self._where, "read", error) from error
 
     def put(self, path: str, data: bytes | memoryview) -> None:
-        self._writer.replace(self._file(path), as_view(data))
+        self._writer.replace(self._file(path), data)
 
     def put_new(self, path: str, data: bytes | memoryview) -> bool:
-        return self._writer.create(self._file(path), as_view(data))
+        return self._writer.create(self._file(path), data)
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Item]:
         check_listing(prefix, after)

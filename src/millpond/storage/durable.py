@@ -12,10 +12,12 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Literal
 
 from millpond.clock import new_id
 from millpond.errors import InvalidUse, MillpondError, Unavailable
+from millpond.storage.base import as_view
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
@@ -33,25 +35,26 @@ class DurableWriter:
     >>> from millpond.storage.durable import DurableWriter
     >>> folder = tempfile.mkdtemp()
     >>> writer = DurableWriter(folder, label=f"state_dir {folder}")
-    >>> writer.create(os.path.join(folder, "a"), memoryview(b"one"))
+    >>> writer.create(os.path.join(folder, "a"), b"one")
     True
-    >>> writer.create(os.path.join(folder, "a"), memoryview(b"two"))
+    >>> writer.create(os.path.join(folder, "a"), b"two")
     False
-    >>> writer.replace(os.path.join(folder, "a"), memoryview(b"two"))
+    >>> writer.replace(os.path.join(folder, "a"), b"two")
     >>> os.listdir(folder)
     ['a']
     """
 
     def __init__(self, root: str, *, label: str, hard_links: bool = True) -> None:
         self._root, self._label, self._hard_links = root, label, hard_links
+        self._id, self._numbers = new_id(), count()  # of the hidden files that it writes
         self._durable_folders: set[str] = set()  # whose names this process has synced in their parents
 
-    def replace(self, file: str, data: memoryview) -> None:
+    def replace(self, file: str, data: bytes | memoryview) -> None:
         """Create the file or replace it, whole or not at all."""
         with self._stage(file, data) as temporary:
             os.replace(temporary, file)
 
-    def create(self, file: str, data: memoryview) -> bool:
+    def create(self, file: str, data: bytes | memoryview) -> bool:
         """Create the file, or return False if there is one. In both cases the file is durable on return."""
         with self._stage(file, data) as temporary:
             try:
@@ -66,13 +69,14 @@ class DurableWriter:
         return created
 
     @contextmanager
-    def _stage(self, file: str, data: memoryview) -> Iterator[str]:
+    def _stage(self, file: str, data: bytes | memoryview) -> Iterator[str]:
         """Write the data to a synced hidden file, which the caller moves into place; then sync the folder.
 
         The hidden file is beside `file`. A failure removes the hidden file.
         """
         folder = os.path.dirname(file)
-        temporary = os.path.join(folder, f".tmp-{new_id()}")
+        # The process is part of the name because a fork has the same id and the same numbers.
+        temporary = os.path.join(folder, f".tmp-{self._id}-{os.getpid()}-{next(self._numbers)}")
         try:
             if folder not in self._durable_folders:
                 self._make_durable(folder)
@@ -139,11 +143,12 @@ def _make_folder(folder: str) -> bool:
     return True
 
 
-def _write_synced(file: str, data: memoryview) -> None:
+def _write_synced(file: str, data: bytes | memoryview) -> None:
+    left = memoryview(data) if isinstance(data, bytes) else as_view(data)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        while data:
-            data = data[os.write(descriptor, data) :]
+        while left:
+            left = left[os.write(descriptor, left) :]
         _sync(descriptor)
     finally:
         os.close(descriptor)

@@ -11,7 +11,6 @@ from typing import Any
 from millpond.clock import new_id
 from millpond.storage.base import (
     Item,
-    as_view,
     check_listing,
     check_path,
     check_paths,
@@ -67,10 +66,10 @@ class MemoryStorage:
         return None if data is None else data[start : start + length]
 
     def put(self, path: str, data: bytes | memoryview) -> None:
-        self._write(check_path(path), bytes(as_view(data)), replace=True)
+        self._write(check_path(path), bytes(data), replace=True)
 
     def put_new(self, path: str, data: bytes | memoryview) -> bool:
-        return self._write(check_path(path), bytes(as_view(data)), replace=False)
+        return self._write(check_path(path), bytes(data), replace=False)
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Item]:
         check_listing(prefix, after)
