@@ -10,6 +10,7 @@ from millpond.errors import InvalidUse
 from millpond.log.record import Began, StreamTime
 from millpond.messages import EventTime, ReadHeader
 from millpond.pipeline.graph import DeadLetters, Program, Read, SideOutput, StatefulStep
+from millpond.steps.base import BatchTime
 from millpond.timing import MAX_TICKS, Unit, span
 
 WHOLE = ""  # stands for all partitions of a source of which none is known yet
@@ -115,6 +116,33 @@ def _output_watermark(op: StatefulStep, mark: Watermark) -> Watermark:
         return replace(mark, at=None)
     lag = sum(span(held, mark.unit, f"{op.step.kind}({op.step.name!r})") for held in op.step.watermark_lag)
     return replace(mark, at=mark.at - lag)
+
+
+@dataclass(frozen=True)
+class BatchTimes:
+    """The watermarks of a program in one batch."""
+
+    began: list[Watermark]  # of every node, as the batch begins
+    steps: dict[int, BatchTime]  # node of a step → the times of the batch, as the step sees them
+
+
+def batch_times(program: Program, event_time: EventTime, now: float) -> BatchTimes:
+    """Return the watermarks of a batch. A task that reads sources does not know yet those that the batch ends with."""
+    began = node_watermarks(program, event_time, event_time.times)
+    ended = node_watermarks(program, event_time, event_time.ends or {})
+    steps = {}
+    for node in program.nodes:
+        if isinstance(node.op, StatefulStep):
+            end = input_watermark(program, event_time, ended, node.id)
+            steps[node.id] = BatchTime(
+                now=now,
+                unit=end.unit,
+                start_watermark=input_watermark(program, event_time, began, node.id).at,
+                end_watermark=MAX_TICKS if event_time.final else end.at,  # at the end of the input, all times are over
+                expiry_watermark=end.at,
+                is_final=event_time.final,
+            )
+    return BatchTimes(began, steps)
 
 
 def reached_watermarks(
@@ -243,8 +271,3 @@ class Quiet:
 def clock_partition(name: str, read: Read, partition: str) -> str:
     """Return the name of a source partition in the time `name`; a `with_time` has a time of its own."""
     return partition if name == read.stream else f"{read.stream}:{partition}"
-
-
-def closing_watermark(mark: Watermark, final: bool) -> int | None:
-    """Return the watermark that decides what closes: at the end of the input, one after all times."""
-    return MAX_TICKS if final else mark.at

@@ -13,11 +13,11 @@ from small_drivers import driver_of, run_to_end
 
 import millpond as mp
 from millpond.codec import Codec
-from millpond.rows.rows import Rows, rows_of_chunk
-from millpond.rows.wire import drop_key_column, pack_rows, unpack_in_order, unpack_rows
+from millpond.rows.rows import Rows
+from millpond.rows.wire import drop_key_column, pack_for_partitions, unpack_in_order, unpack_rows
 from millpond.steps.verbs.key_by import KeyBy, assign_keys
 from millpond.storage import MemoryStorage
-from millpond.task.spreading import rows_for_partitions
+from millpond.task.decode import rows_of_chunk
 
 KEYS = ["b", "a", 'with "quotes"', "naïve ☂", "", "b", "\n", "a", "$dict"]
 
@@ -28,8 +28,7 @@ def table(**more: list[Any]) -> pa.Table:
 
 def on_their_way(data: pa.Table, by: str = "key", first: int = 0) -> list[bytes]:
     rows = assign_keys(KeyBy((by,), (by,)), rows_of_chunk(data, first), failed)
-    lean, left_out = drop_key_column(rows)
-    return [pack_rows(part, Codec(), left_out) for part in rows_for_partitions(lean, 1).values()]
+    return list(pack_for_partitions(rows, Codec(), partitions=1).values())
 
 
 def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
@@ -105,7 +104,7 @@ def test_some_of_the_rows_have_the_keys_of_those_rows() -> None:
 def test_rows_that_were_changed_after_their_key_keep_the_change() -> None:
     rows: Rows = assign_keys(KeyBy(("key",), ("key",)), rows_of_chunk(table(), 0), failed)
     changed = rows.with_data([{**row, "key": "other"} for row in rows.objects()])
-    blobs = [pack_rows(part, Codec(), left_out) for part, left_out in [drop_key_column(changed)]]
+    blobs = list(pack_for_partitions(changed, Codec(), partitions=1).values())
     assert {row["key"] for row in arrived(blobs)} == {"other"}
 
 

@@ -8,6 +8,7 @@ after `key_by`. Keys are held once each, as bytes, with an index per row. `Outpu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -17,7 +18,6 @@ import pyarrow as pa
 from millpond.codec import Codec, copy_value, decode_keys
 from millpond.errors import InvalidUse
 from millpond.rows.arrow_objects import column_to_list
-from millpond.sources.base import JsonLines
 from millpond.timing import Time, Unit, as_user
 
 ENDING = 1 << 62  # the order of outputs that the end of a batch caused: they come after those of its rows
@@ -101,21 +101,16 @@ class Times:
         return Times(self.values[np.asarray(rows, dtype=np.int64)], self.unit)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Rows:
     """Some rows in order, in one form, with their orders, event times and keys."""
 
-    __slots__ = ("data", "form", "keys", "order", "times")
-
-    def __init__(
-        self,
-        data: Any,
-        order: Numbers,
-        *,
-        form: Form = "objects",
-        times: Times | None = None,
-        keys: Keys | None = None,
-    ) -> None:
-        self.data, self.order, self.form, self.times, self.keys = data, order, form, times, keys
+    data: Any
+    order: Numbers
+    _: KW_ONLY
+    form: Form = "objects"
+    times: Times | None = None
+    keys: Keys | None = None
 
     def __len__(self) -> int:
         return len(self.order)
@@ -239,14 +234,6 @@ class KeyedRowBuilder:
             times=Times(self._times, self._unit) if timed and self._unit is not None else None,
             keys=Keys(list(self._keys), self._index, self._objects),
         )
-
-
-def rows_of_chunk(rows: pa.Table | JsonLines | list[Any], first: int) -> Rows:
-    """Return the rows of a source's chunk, numbered from `first`."""
-    if isinstance(rows, JsonLines):
-        return Rows(rows.lines, np.arange(first, first + len(rows.lines)), form="json")
-    order = np.arange(first, first + len(rows))
-    return Rows(rows, order, form="arrow" if isinstance(rows, pa.Table) else "objects")
 
 
 _makers: dict[tuple[str, ...], Any] = {}

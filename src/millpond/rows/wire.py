@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from millpond.codec import Codec
+from millpond.codec import Codec, partitions_of
 from millpond.rows.rows import Keys, Rows, Times
 
 MAX_ROWS_JOINED = 200_000  # rows of small blobs that go through the steps together
@@ -60,6 +60,34 @@ def _restore_key_column(rows: Rows, left_out: LeftOut) -> Rows:
         at += len(chunk)
     rows.data = table.add_column(*left_out, pa.chunked_array(chunks, pa.string()))
     return rows
+
+
+def pack_for_partitions(rows: Rows, codec: Codec, partitions: int) -> dict[int, Blob]:
+    """Pack keyed rows for the partitions that own their keys, a blob for each that owns any."""
+    lean, left_out = drop_key_column(rows)
+    return {p: pack_rows(part, codec, left_out) for p, part in rows_for_partitions(lean, partitions).items()}
+
+
+def rows_for_partitions(rows: Rows, partitions: int) -> dict[int, Rows]:
+    """Return the keyed rows of each partition that owns any of their keys, in their order."""
+    assert rows.keys is not None
+    if partitions == 1:
+        return {0: rows} if len(rows.order) else {}
+    owner = partitions_of(rows.keys.encoded, partitions)
+    if len(owner) == 0:
+        return {}
+    index, order = rows.keys.array, np.asarray(rows.order, dtype=np.int64)
+    per_row = np.asarray(owner)[index]
+    found: dict[int, Rows] = {}
+    for partition in range(partitions):
+        mine = np.flatnonzero(per_row == partition)
+        if len(mine) == 0:
+            continue
+        data = rows.data
+        data = data.take(pa.array(mine)) if rows.form == "arrow" else [data[i] for i in mine.tolist()]
+        times = None if rows.times is None else rows.times.pick(mine)
+        found[partition] = Rows(data, order[mine], form=rows.form, times=times, keys=rows.keys.pick(mine))
+    return found
 
 
 def pack_rows(rows: Rows, codec: Codec, left_out: LeftOut = None) -> Blob:
@@ -133,8 +161,7 @@ def unpack_in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
         left_out: LeftOut = None
         for one in unpacked:
             rows = _rows_of(one, codec)
-            fits = left_out == one[-1] and sum(map(len, together)) + len(rows) <= MAX_ROWS_JOINED
-            if together and not (fits and _can_concatenate(together[0], rows)):
+            if together and not (left_out == one[-1] and _can_join(together, rows)):
                 yield _restore_key_column(_concatenate(together), left_out)
                 together = []
             left_out = one[-1]
@@ -154,11 +181,12 @@ def _merge_by_order(parts: list[Rows]) -> Rows:
     return together.pick(np.argsort(np.asarray(together.order), kind="stable").tolist())
 
 
-def _can_concatenate(one: Rows, other: Rows) -> bool:
-    """Return whether rows have one form, one schema and one unit of time, so that they can stay columns."""
+def _can_join(together: list[Rows], other: Rows) -> bool:
+    """Return whether rows have one form, one schema and one unit of time, and are not too many with those before them."""
+    one = together[0]
     units = {None if rows.times is None else rows.times.unit for rows in (one, other)}
     is_same = one.form == other.form and (one.form != "arrow" or one.data.schema == other.data.schema)
-    return is_same and len(units) == 1
+    return is_same and len(units) == 1 and sum(map(len, together)) + len(other) <= MAX_ROWS_JOINED
 
 
 def _concatenate(parts: list[Rows]) -> Rows:

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from millpond.errors import InvalidUse
 from millpond.log.record import StreamTime
 from millpond.messages import BatchContext, TooSoon
 from millpond.pipeline.graph import Node, Read
 from millpond.rows.arrow_objects import raw_row, unreadable_rows
-from millpond.rows.rows import BadInput, Rows, Times, rows_of_chunk
+from millpond.rows.rows import BadInput, Rows, Times
 from millpond.sources.base import Chunk, JsonLines
 from millpond.steps.failure import FAULTS, FailedRow, Failures
 from millpond.task.timestamps import TimeReader
@@ -200,3 +202,11 @@ class ChunkDecoder:
 
     def _fail(self, rows: Rows, i: int, row: Any, error: BaseException) -> None:
         self._failures.handle(self._on_error, self._op.stream, error, FailedRow(key=None, row=row, order=rows.order[i]))
+
+
+def rows_of_chunk(rows: pa.Table | JsonLines | list[Any], first: int) -> Rows:
+    """Return the rows of a source's chunk, numbered from `first`."""
+    if isinstance(rows, JsonLines):
+        return Rows(rows.lines, np.arange(first, first + len(rows.lines)), form="json")
+    order = np.arange(first, first + len(rows))
+    return Rows(rows, order, form="arrow" if isinstance(rows, pa.Table) else "objects")

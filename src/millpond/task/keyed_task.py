@@ -18,6 +18,7 @@ from millpond.clock import elapsed, new_id
 from millpond.codec import Unreadable
 from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed
 from millpond.log import pointer, segment
+from millpond.log.paths import Attempt
 from millpond.log.segment import Change, SegmentOrigin
 from millpond.messages import (
     BatchContext,
@@ -38,14 +39,13 @@ from millpond.replica.catch_up import (
 )
 from millpond.replica.cell_format import Damaged
 from millpond.replica.folders import partition_folder
-from millpond.rows.wire import unpack_in_order
 from millpond.steps.failure import Stop, unreadable_state
 from millpond.storage import Storage
 from millpond.task.router import Router
 from millpond.task.tables import DamagedTable, TaskTables
 from millpond.task.tools import TASK_FAILURES, Tools, failure_of
 from millpond.timing import MAX_TICKS
-from millpond.watermarks import node_watermarks, times_after_reading
+from millpond.watermarks import times_after_reading
 
 
 @dataclass(frozen=True)
@@ -134,23 +134,18 @@ class KeyedTask:
         if view.position != base:
             raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {base}")
         router = Router(program, context, self.stage, tools.clock)
-        ends = context.event_time.ends or {}
-        router.begin(view, node_watermarks(program, context.event_time, ends), partial(tables.reader, view))
-        for exchange, blobs in arrived.items():
-            for rows in unpack_in_order(blobs, router.codec):
-                router.arrive(exchange, rows)
-        router.end()
+        router.run(view, partial(tables.reader, view), arrived)
         changed = _changes_by_step(router)
         due = _next_due(router, view, changed)  # the view is not read after this: nothing below is of a failed attempt
-        segments, nonce = {}, new_id()
+        segments, attempt = {}, Attempt(context.batch, context.driver, new_id())
         for step, changes in changed.items():
             origin = SegmentOrigin(context.log.app, step, self.partition, context.batch)
-            path = context.paths.state(step, self.partition, context.attempt(nonce))
+            path = context.paths.state(step, self.partition, attempt)
             packed = segment.pack_state(changes, origin)
             segments[step] = [pointer.write_file(storage, path, packed, len(changes))]
             remember_changes(path, changes, origin)
-        result.output = router.write_output(storage, self.partition, nonce, self.stage)
-        result.segments, result.due, result.ends = segments, due, ends
+        result.output = router.outbox.write_files(storage, self.partition, attempt, self.stage)
+        result.segments, result.due, result.ends = segments, due, context.event_time.ends or {}
         for node, running in router.running.items():
             if running.closed_until is not None:
                 result.closed[router.step_names[node]] = running.closed_until
@@ -201,7 +196,7 @@ def _next_due(router: Router, view: View, changed: dict[str, list[Change]]) -> d
         wall = [change.wall for change in changes if change.wall is not None and change.value is not None]
         now = round(router.context.now * 1_000_000)
         # The step itself has handled what was due by now.
-        for times, by_clock, after in ((event, False, router.ended[node]), (wall, True, now)):
+        for times, by_clock, after in ((event, False, router.times.steps[node].expiry_watermark), (wall, True, now)):
             soonest = min(times, default=MAX_TICKS)
             for entry in view.due(step, soonest, wall=by_clock, after=after):
                 place = bisect_left(changes, (entry.key, entry.cell))

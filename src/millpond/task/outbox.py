@@ -12,14 +12,15 @@ import pyarrow as pa
 
 from millpond.codec import Codec
 from millpond.log import pointer
+from millpond.log.paths import Attempt
 from millpond.log.segment import SegmentOrigin, TextBlock, pack_outputs
 from millpond.messages import BatchContext, ExchangePiece, TaskOutput
 from millpond.pipeline.graph import Program
 from millpond.rows.rows import Rows
-from millpond.rows.wire import drop_key_column, pack_rows
+from millpond.rows.wire import pack_for_partitions
 from millpond.steps.failure import Failed
 from millpond.storage import Storage
-from millpond.task.spreading import rows_for_partitions, spread_rows
+from millpond.task.spreading import spread_rows
 
 
 def _select_columns(rows: Rows, fields: tuple[str, ...]) -> Rows:
@@ -39,14 +40,15 @@ class Outbox:
     _program: Program
     _context: BatchContext
     _codec: Codec
+    _produced: TaskOutput  # what the task produces besides state; the files are added when they are written
     blobs: dict[int, dict[int, list[bytes]]] = field(default_factory=dict)  # exchange → partition → blobs
     blob_bytes: int = 0
     _outputs: dict[str, tuple[list[Any], list[TextBlock]]] = field(default_factory=dict)  # sink → orders, texts
 
-    def exchange(self, node: int, rows: Rows, failing: Callable[[], Failed]) -> None:
+    def exchange(self, node: int, rows: Rows, failing: Callable[[Rows], Failed]) -> None:
         """Pack rows for the partitions that own their keys; rows without keys are spread over all partitions.
 
-        `failing()` is called if a row cannot be packed, and returns what reports such rows.
+        `failing(rows)` is called if a row cannot be packed, and returns what reports such rows.
         """
         blobs = self.blobs.setdefault(node, {})
         fields = self._program.fields.get(node)
@@ -55,22 +57,22 @@ class Outbox:
         try:
             packed = self._pack(rows)
         except Exception:
-            packed = self._pack(self._drop_unencodable(rows, failing()))
+            packed = self._pack(self._drop_unencodable(rows, failing(rows)))
         for partition, blob in packed.items():
             blobs.setdefault(partition, []).append(blob)
             self.blob_bytes += len(blob)
 
     def _pack(self, rows: Rows) -> dict[int, bytes]:
         partitions = self._context.log.partitions
-        lean, left_out = drop_key_column(spread_rows(rows, partitions) if rows.keys is None else rows)
-        return {p: pack_rows(part, self._codec, left_out) for p, part in rows_for_partitions(lean, partitions).items()}
+        keyed_rows = spread_rows(rows, partitions) if rows.keys is None else rows
+        return pack_for_partitions(keyed_rows, self._codec, partitions)
 
-    def deliver(self, sink: str, rows: Rows, failing: Callable[[], Failed]) -> None:
-        """Encode rows for a sink; `failing()` is called if one cannot be encoded."""
+    def deliver(self, sink: str, failing: Callable[[Rows], Failed], rows: Rows) -> None:
+        """Encode rows for a sink; `failing(rows)` is called if one cannot be encoded."""
         try:
             block: TextBlock = rows.data if rows.form == "coded" else self._codec.encode_lines(rows.objects())
         except Exception:
-            rows = self._drop_unencodable(rows.as_objects(), failing())
+            rows = self._drop_unencodable(rows.as_objects(), failing(rows))
             block = self._codec.encode_lines(rows.data)
         orders, blocks = self._outputs.setdefault(sink, ([], []))
         orders.append(np.asarray(rows.order, dtype=np.int64))
@@ -87,22 +89,23 @@ class Outbox:
                 failed(i, row, error)
         return rows.pick(good)
 
-    def write_files(self, storage: Storage, partition: int, nonce: str, stage: int, output: TaskOutput) -> None:
+    def write_files(self, storage: Storage, partition: int, attempt: Attempt, stage: int) -> TaskOutput:
         """Write a segment for each sink that has rows, and a file with the blobs for stages after `stage`.
 
-        Pointers to them go into `output`. `partition` is the one that the sinks see, `nonce` that of the attempt.
+        Returns what the task produced besides state. `partition` is the one that the sinks see.
         """
-        context = self._context
+        context, output = self._context, self._produced
         for sink, (orders, blocks) in self._outputs.items():
             origin = SegmentOrigin(context.log.app, sink, partition, context.batch)
             packed = pack_outputs(np.concatenate(orders), blocks, origin)
-            path = context.paths.output(sink, partition, context.attempt(nonce))
+            path = context.paths.output(sink, partition, attempt)
             output.outputs[sink] = [pointer.write_file(storage, path, packed, sum(map(len, orders)))]
         if any(self._program.stages[exchange] > stage for exchange in self.blobs):
-            path = context.paths.exchange(context.attempt(nonce))
+            path = context.paths.exchange(attempt)
             data, output.carried = self._join_blobs(path, stage)
             if data:
                 storage.put(path, data)
+        return output
 
     def _join_blobs(self, path: str, stage: int) -> tuple[bytes, dict[int, dict[int, list[ExchangePiece]]]]:
         """Return the blobs for stages after `stage` as the data of one file, and the place of each in it."""

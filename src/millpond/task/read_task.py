@@ -11,6 +11,7 @@ from typing import Any
 
 from millpond.clock import new_id
 from millpond.errors import MillpondError, Unavailable
+from millpond.log.paths import Attempt
 from millpond.messages import (
     BatchContext,
     PlannedSplit,
@@ -66,7 +67,7 @@ class _ReadTask:
     def __init__(self, program: Program, context: BatchContext, tools: Tools) -> None:
         self._program, self._context, self._storage = program, context, tools.storage
         self._router = Router(program, context, 0, tools.clock)
-        self._nonce = new_id()
+        self._attempt = Attempt(context.batch, context.driver, new_id())
         self._progress: list[ReadProgress] = []
         self._output = TaskOutput()
 
@@ -117,7 +118,8 @@ class _ReadTask:
 
     def write_output(self, task: int) -> None:
         """Write the files of the task: rows for sinks, and rows for later stages than the first."""
-        self._output = self._router.write_output(self._storage, task % self._context.log.partitions, self._nonce, 1)
+        partition = task % self._context.log.partitions
+        self._output = self._router.outbox.write_files(self._storage, partition, self._attempt, 1)
 
     def fail(self, error: BaseException) -> None:
         """Let the driver know of an error; nothing else of the task counts."""
@@ -131,12 +133,12 @@ class _ReadTask:
         first_stage = {exchange: parts for exchange, parts in by_exchange.items() if stages[exchange] == 1}
         for partition in range(self._context.log.partitions):
             blobs = [(exchange, blob) for exchange, parts in first_stage.items() for blob in parts.get(partition, ())]
-            header = ReadHeader(task, self._nonce, len(blobs), newest=times.newest, units=times.units)
+            header = ReadHeader(task, self._attempt.nonce, len(blobs), newest=times.newest, units=times.units)
             if partition == 0:
                 header.output, header.progress = self._output, self._progress
             yield partition, header
             for number, (exchange, blob) in enumerate(blobs):
-                yield partition, (task, self._nonce, number, exchange, blob)
+                yield partition, (task, self._attempt.nonce, number, exchange, blob)
 
 
 def _name_stream(stream: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:

@@ -6,7 +6,7 @@ that may change them, and puts what leaves the task into the outbox.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,17 +16,17 @@ from millpond.messages import BatchContext, TaskOutput
 from millpond.pipeline import graph as g
 from millpond.replica import View
 from millpond.rows.rows import Rows, Times
+from millpond.rows.wire import Blob, unpack_in_order
 from millpond.sources.base import Chunk
-from millpond.steps.base import BatchTime, Running, StepContext, TableReader
+from millpond.steps.base import Running, StepContext, TableReader
 from millpond.steps.failure import Failed, FailedRow, Failures, OnError, any_copy, unreadable_state
 from millpond.steps.operator import OperatorContext, RunningOperator
 from millpond.steps.verbs.key_by import KeyBy, assign_keys
 from millpond.steps.verbs.late_split import LateSplit
-from millpond.storage import Storage
 from millpond.task.decode import ChunkDecoder, TimesRead
 from millpond.task.outbox import Outbox
 from millpond.task.timestamps import TimeReader
-from millpond.watermarks import Watermark, clock_partition, closing_watermark, input_watermark, node_watermarks
+from millpond.watermarks import BatchTimes, batch_times, clock_partition
 
 
 class Router:
@@ -39,18 +39,18 @@ class Router:
         self._operators: dict[int, RunningOperator] = {}  # node → its operator, once it is started
         self.running: dict[int, Running] = {}  # those of them that have state
         self.step_names: dict[int, str] = {}  # node → the name of its step, for those
-        self.outbox = Outbox(program, context, self.codec)
         self.partition = ""  # of the source that is being read
         self._decoders: dict[int, ChunkDecoder] = {}  # node of a stream → what decodes its chunks
         self._reading: ChunkDecoder | None = None  # of the stream that is being read
         self.times_read = TimesRead()
-        self.late: dict[str, int] = {}
-        self.ended: dict[int, int | None] = {}  # node of a step → the watermark of its input as the batch ends
+        self._late: dict[str, int] = {}  # step or stream → rows that came too late
+        output = TaskOutput(skipped=self.failures.skipped, late=self._late)
+        self.outbox = Outbox(program, context, self.codec, output)
 
     @cached_property
-    def _began(self) -> list[Watermark]:
-        """The watermarks of all nodes as the batch began."""
-        return node_watermarks(self.program, self.context.event_time, self.context.event_time.times)
+    def times(self) -> BatchTimes:
+        """The watermarks of the batch."""
+        return batch_times(self.program, self.context.event_time, self.context.now)
 
     # --- from node to node ---
 
@@ -90,11 +90,11 @@ class Router:
             failures=self.failures,
             clock=self.failures.clock,
             now=self.context.now,
-            watermark=self._began[at.inputs[0]].at,
+            watermark=self.times.began[at.inputs[0]].at,
             cache=self.program.caches.get(node),
             report_times=None if clock is None else partial(self._report_times, *clock),
             emit=partial(self._emit_port, node),
-            deliver=partial(self._deliver, at),
+            deliver=partial(self.outbox.deliver, at.name, partial(self._failing, at.name, at.policy)),
             step=step,
         )
         self._operators[node] = operator = op.start(context)
@@ -121,7 +121,7 @@ class Router:
         good, data = [], []
         made_by = self.program.nodes[node]
         policy = made_by.policy if made_by.op.has_state else made_by.on_error
-        failed = self._failing(made_by.name, rows, policy)
+        failed = self._failing(made_by.name, policy, rows)
         for i, row in enumerate(rows.data):
             try:
                 data.append(any_copy(row))
@@ -131,7 +131,7 @@ class Router:
         left = rows if len(good) == len(rows) else rows.pick(good)
         return left, left.with_data(data)
 
-    def _failing(self, step: str, rows: Rows, policy: OnError) -> Failed:
+    def _failing(self, step: str, policy: OnError, rows: Rows) -> Failed:
         """Return what applies an error policy to single rows of `rows`."""
 
         def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
@@ -218,62 +218,56 @@ class Router:
             except Exception:
                 if whole is rows:
                     rows = decoder.decode_json(rows)
-                keyed_rows = assign_keys(key.op, rows, self._failing(key.name, rows, key.policy))
+                keyed_rows = assign_keys(key.op, rows, self._failing(key.name, key.policy, rows))
             self.emit(reader, keyed_rows)
 
     # --- rows go out ---
 
     def _exchange(self, node: g.Node, rows: Rows) -> None:
-        self.outbox.exchange(node.id, rows, lambda: self._failing(node.op.exchange_name, rows, node.policy))
-
-    def _deliver(self, node: g.Node, rows: Rows) -> None:
-        self.outbox.deliver(node.name, rows, lambda: self._failing(node.name, rows, node.policy))
+        self.outbox.exchange(node.id, rows, lambda rows: self._failing(node.op.exchange_name, node.policy, rows))
 
     # --- steps with state ---
 
-    def begin(self, view: View, ends: list[Watermark], tables: Callable[[str], TableReader]) -> None:
-        """Start the steps of this stage; `ends` are the watermarks of all nodes as the batch ends.
+    def run(self, view: View, tables: Callable[[str], TableReader], arrived: Mapping[int, Sequence[Blob]]) -> None:
+        """Run the steps of this stage over the rows that arrived at each exchange, and let them do what is due.
 
         `tables(step)` returns the reader of a table that a task of an earlier stage has changed.
         """
+        self._begin(view, tables)
+        for exchange, blobs in arrived.items():
+            for rows in unpack_in_order(blobs, self.codec):
+                self.arrive(exchange, rows)
+        self._end()
+
+    def _begin(self, view: View, tables: Callable[[str], TableReader]) -> None:
+        """Start the steps of this stage."""
         context, event_time = self.context, self.context.event_time
         for node in self.program.nodes:
             if isinstance(node.op, g.StatefulStep) and self.program.stages[node.id] == self.stage:
                 step = node.op.step
-                began = input_watermark(self.program, event_time, self._began, node.id)
-                end = input_watermark(self.program, event_time, ends, node.id)
-                time = BatchTime(
-                    now=context.now,
-                    unit=end.unit,
-                    start_watermark=began.at,
-                    end_watermark=closing_watermark(end, event_time.final),
-                    expiry_watermark=end.at,
-                    is_final=event_time.final,
-                )
                 step_context = StepContext(
                     view=view,
                     codec=self.codec,
                     failures=self.failures,
-                    time=time,
+                    time=self.times.steps[node.id],
                     arrival=context.arrival,
                     previous_detail=event_time.details.get(step.name),
                     count_late=partial(self._count_late, step.name),
                     read_table=None if node.op.table is None else self._table_reader(node.op.table, tables),
                     may_emit_in_parts=node.id in self.program.leading_out,
                 )
-                self.ended[node.id] = end.at
                 running = self._start(node.id, step_context)
                 assert isinstance(running, Running)
                 self.running[node.id], self.step_names[node.id] = running, step.name
 
     def _count_late(self, step: str, count: int) -> None:
-        self.late[step] = self.late.get(step, 0) + count
+        self._late[step] = self._late.get(step, 0) + count
 
     def _table_reader(self, table: int, tables: Callable[[str], TableReader]) -> TableReader:
         running = self.running.get(table)
         return tables(self.program.nodes[table].name) if running is None else running.read_rows
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Let every step do what is due, once all rows have come; in the order in which rows flow."""
         for node in sorted(self.running):
             try:
@@ -284,12 +278,6 @@ class Router:
                 if rows is not None:
                     self.emit(node, rows)
             self._emit_side_rows(node)
-
-    def write_output(self, storage: Storage, partition: int, nonce: str, stage: int) -> TaskOutput:
-        """Write what is in the outbox, and return what the task produced besides state; see `Outbox.write_files`."""
-        output = TaskOutput(skipped=dict(self.failures.skipped), late=dict(self.late))
-        self.outbox.write_files(storage, partition, nonce, stage, output)
-        return output
 
 
 def _raise(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:

@@ -308,7 +308,7 @@ def test_only_columns_that_are_looked_at_travel_to_the_windows(parquet, tmp_path
         seen.append(rows.data.column_names)
         return pack_rows(rows, codec, left_out)
 
-    monkeypatch.setattr("millpond.task.outbox.pack_rows", packed)
+    monkeypatch.setattr("millpond.rows.wire.pack_rows", packed)
     driver = driver_of(app, open_storage("memory://"), tmp_path / "home")
     while driver.batch(mp.lowlevel.Limit(13, 1 << 40)):
         pass
