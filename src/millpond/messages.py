@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from millpond.errors import MillpondError
-from millpond.log.paths import Attempt, Paths
+from millpond.log.paths import Paths
 from millpond.log.point import LogPoint, SegmentsByStep
 from millpond.log.record import Pointers, StreamTime
 from millpond.sources.base import Split
@@ -46,9 +46,6 @@ class BatchContext:
     @cached_property
     def paths(self) -> Paths:
         return Paths(self.log.app)
-
-    def attempt(self, nonce: str) -> Attempt:
-        return Attempt(self.batch, self.driver, nonce)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from small_drivers import Lanes
 
 import millpond as mp
 from millpond.clock import ManualClock
-from millpond.driver.batch import BatchPlan
 from millpond.driver.commit import STEPS, Driver
+from millpond.driver.planning import BatchPlan
 from millpond.driver.read_ahead import ReadAhead
 from millpond.driver.settings import Controls, DriverSettings
 from millpond.log.jobs import JobLost

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millpond as mp
-from millpond.driver.planning import SMALLEST_TASK_BYTES, disagreement, group_splits
+from millpond.driver.planning import SMALLEST_TASK_BYTES, group_splits
+from millpond.driver.results import disagreement
 from millpond.messages import KeyedResult, PlannedSplit, StageResults
 
 weights = st.lists(st.one_of(st.integers(0, 10), st.integers(0, 4 * SMALLEST_TASK_BYTES)), max_size=40)

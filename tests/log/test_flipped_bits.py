@@ -125,7 +125,7 @@ class Bench:
 
     def prepare(self, monkeypatch: pytest.MonkeyPatch) -> Copy:
         """Batches, compactions, a rollback, pruned records, long positions, and outputs that are not delivered."""
-        monkeypatch.setattr("millpond.driver.batch.LARGEST_INLINE_POSITION", 0)
+        monkeypatch.setattr("millpond.driver.results.LARGEST_INLINE_POSITION", 0)
         del self.rows[9:]
         self.run()
         newest = mp.open(self.storage.url, "flipped").newest

@@ -14,7 +14,7 @@ from small_shop import driver_of, feed, flip, fold, run, shop, totals
 
 import millpond as mp
 from millpond.clock import ManualClock, SystemClock
-from millpond.driver import batch as batches
+from millpond.driver import results
 from millpond.driver.commit import Driver
 from millpond.driver.settings import DriverSettings
 from millpond.log.ledger import Ledger
@@ -288,7 +288,7 @@ def test_every_rollback_is_refused_in_words_or_leaves_a_whole_app(tmp_path: Path
 def test_a_rollback_to_what_is_damaged_commits_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(batches, "LARGEST_INLINE_POSITION", 3)
+    monkeypatch.setattr(results, "LARGEST_INLINE_POSITION", 3)
     feed(tmp_path, *range(12))
     app = shop(tmp_path)
     run(app)
@@ -361,7 +361,7 @@ def test_verify_beside_retention_finds_no_damage_but_real_damage(tmp_path: Path)
 def test_position_files_that_kept_records_name_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rolled_back: bool, keep: int
 ) -> None:
-    monkeypatch.setattr(batches, "LARGEST_INLINE_POSITION", 3)  # what more than 500 files do
+    monkeypatch.setattr(results, "LARGEST_INLINE_POSITION", 3)  # what more than 500 files do
     feed(tmp_path, *range(FILES))
     app = shop(tmp_path, compact_every=3, keep=keep)
     if rolled_back:

@@ -12,7 +12,7 @@ from small_shop import driver_of, feed, flip, fold, run, shop, totals
 
 import millpond as mp
 from millpond.clock import SystemClock
-from millpond.driver import batch as batches
+from millpond.driver import results
 from millpond.log import paths as log_paths
 from millpond.log import pointer
 from millpond.log.heartbeat import Heartbeat
@@ -126,7 +126,7 @@ def test_a_missing_record_keeps_orphans_from_being_removed(pruned: mp.App, tmp_p
 
 @pytest.fixture
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mp.App:
-    monkeypatch.setattr(batches, "LARGEST_INLINE_POSITION", 3)  # positions are written to a file, too
+    monkeypatch.setattr(results, "LARGEST_INLINE_POSITION", 3)  # positions are written to a file, too
     feed(tmp_path, *range(8))
     app = shop(tmp_path, compact_every=3)
     run(app, batches=6)
@@ -192,7 +192,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     feed(folder, *range(24))
     app = shop(folder, compact_every=3, keep=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "LARGEST_INLINE_POSITION", 3)
+        patch.setattr(results, "LARGEST_INLINE_POSITION", 3)
         run(app, batches=20)
         driver = driver_of(app)
         driver.batch(Limit(10, 1 << 20))

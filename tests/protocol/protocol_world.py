@@ -499,7 +499,7 @@ def play(scenario: Scenario, policy: Policy, folder: Path) -> Outcome:
             if scenario.options.spilled_positions:
                 from unittest import mock
 
-                stack.enter_context(mock.patch("millpond.driver.batch.LARGEST_INLINE_POSITION", 0))
+                stack.enter_context(mock.patch("millpond.driver.results.LARGEST_INLINE_POSITION", 0))
             stack.enter_context(watched(str(world.out), scheduler))
             scheduler.run(scenario.actors(world))
             violations = world.finish()

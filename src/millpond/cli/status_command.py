@@ -18,7 +18,7 @@ from millpond.admin import ReadOnlyApp
 from millpond.cli.app_option import AppName, StateDir, open_chosen
 from millpond.cli.output import OutputFormat, Printed, format_bytes, print_json, print_table
 from millpond.clock import SystemClock, as_datetime
-from millpond.driver.batch import positions_of
+from millpond.driver.results import positions_of
 from millpond.errors import MillpondError
 from millpond.log.heartbeat import seems_running
 from millpond.log.ledger import Ledger

@@ -20,22 +20,19 @@ from typing import Self
 
 from millpond.backoff import Backoff
 from millpond.clock import Clock
-from millpond.driver.batch import (
-    BatchPlan,
-    BatchRequest,
-    Computed,
-    Positions,
-    combine_results,
-    plan_streams,
-    positions_for_record,
-    positions_of,
-    source_of,
-    spark_batches,
-)
 from millpond.driver.delivery import DeliveryWorker
 from millpond.driver.owner import Owner
-from millpond.driver.planning import disagreement, group_splits
+from millpond.driver.planning import (
+    BatchPlan,
+    BatchRequest,
+    Positions,
+    group_splits,
+    plan_streams,
+    report_row_sizes,
+    source_of,
+)
 from millpond.driver.read_ahead import ReadAhead
+from millpond.driver.results import Computed, combine_results, positions_of, record_fields
 from millpond.driver.rewrite_progress import with_progress
 from millpond.driver.schema_change import check_readable, plan_adaptation
 from millpond.driver.settings import Controls, DriverSettings, Hook, StepName
@@ -52,7 +49,7 @@ from millpond.pipeline.phases import phases
 from millpond.runtimes.base import Runtime
 from millpond.sources.base import LearningSource, Limit, WaitingSource
 from millpond.storage import Storage
-from millpond.watermarks import Quiet, SourceAnswers, event_time_entry, is_due, reached_watermarks
+from millpond.watermarks import Quiet, SourceAnswers, is_due
 
 log = logging.getLogger("millpond")
 
@@ -310,20 +307,17 @@ class Driver:
             self._ahead.begin(plan, context, reading, self.positions, self._plan_next)
         tasks = group_splits(plan.planned, self.runtime.slots)
         stage = self.runtime.first_stage(self.program, context, tasks, plan.offers, reading)
-        if disagreement(stage, context.log.partitions):
+        computed = combine_results(self.last, self.positions, stage)
+        if computed is None:
             return None
         self._at("compute", "during")
-        computed = combine_results(self.last, self.positions, stage.results)
         context = replace(context, event_time=replace(context.event_time, ends=computed.times))
         for number in range(2, self.program.last_stage + 1):
-            computed.raise_failure()
             carried = computed.carried_to(self.program, number, context.log.partitions)
             context = replace(context, table_changes=computed.tables_made(self.program))
             stage = self.runtime.next_stage(self.program, context, number, carried)
-            if disagreement(stage, context.log.partitions):
+            if not computed.add(stage):
                 return None
-            computed.add(stage.results)
-        computed.raise_failure()
         return computed
 
     def _plan_next(self, positions: Positions) -> BatchPlan:
@@ -332,33 +326,17 @@ class Driver:
 
     def _commit(self, plan: BatchPlan, computed: Computed) -> Record:
         self._at("commit", "before")
-        context = plan.context
-        assert context is not None
-        moved = positions_for_record(self.storage, context, self.last, self.positions, computed)
-        offered = spark_batches(self.storage, context, plan.offers, self.last)
         record = self.owner.write(
             "commit",
             self.delivery.delivered,
-            time=plan.now,
-            positions={**self.last.positions, **moved},
-            spark={**self.last.spark, **offered},
-            segments=computed.segments,
-            outputs=computed.outputs,
-            newest_outputs={**self.last.newest_outputs, **dict.fromkeys(computed.outputs, self.last.number + 1)},
-            rows=computed.rows,
-            skipped=computed.skipped,
-            late=computed.late,
-            watermarks=computed.times,
-            reached=reached_watermarks(self.program, context.event_time, computed.times, computed.closed),
-            due=computed.due,
-            began=event_time_entry(context.event_time, self.last.watermarks),
+            **record_fields(self.storage, self.program, plan, self.positions, computed),
             manifest=self.compactor.ready or self.last.manifest,
             floor=max(self.compactor.floor, self.last.floor),
         )
         self._at("commit", "during")
         for stream, places in computed.positions.items():
             self.positions.setdefault(stream, {}).update(places)
-        computed.report_row_sizes(self.program)
+        report_row_sizes(self.program, computed.rows, computed.read_bytes)
         self._at("commit", "after")
         return record
 

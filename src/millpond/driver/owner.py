@@ -11,14 +11,13 @@ import msgspec
 
 from millpond.clock import Clock, new_id
 from millpond.codec import Codec
-from millpond.driver.planning import check_steps
-from millpond.driver.schema_change import Adaptation, describe_steps, plan_adaptation, step_details
+from millpond.driver.schema_change import Adaptation, check_steps, describe_steps, plan_adaptation, step_details
 from millpond.driver.settings import DriverSettings
 from millpond.driver.targets import Targets
 from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
-from millpond.log.point import LogPoint, RecordLink, SegmentsByStep, segments_by_partition
+from millpond.log.point import LogPoint
 from millpond.log.record import FORMAT, Kind, Record, StepInfo
 from millpond.log.rewrite import Rewriter, rewrite_fields
 from millpond.messages import BatchContext, EventTime
@@ -33,15 +32,16 @@ class Owner:
     """A driver's ownership of its app. `last` is its newest record; a newer one of another driver fences it."""
 
     last: Record
+    _point: LogPoint  # of `last`, with the segments of some records before it
+    _details: dict[str, dict[str, Any]]  # what tasks need to know about the stored state of the steps, by `last`
+    _void: dict[str, list[tuple[int, int]]]  # deliveries that sinks of other programs have still to make void
 
     def __init__(self, program: Program, ledger: Ledger, targets: Targets) -> None:
         self.id = new_id()
         self.storage, self.clock = ledger.storage, ledger.clock
         self.ledger, self.targets = ledger, targets
         self._program = program
-        self._recent: list[tuple[RecordLink, dict[int, SegmentsByStep]]] = []
         self._steps: dict[str, StepInfo] = {}  # in the record that this driver wrote last
-        self._known_details: tuple[dict[str, StepInfo] | None, dict[str, dict[str, Any]]] = None, {}
 
     @classmethod
     def claim(
@@ -65,7 +65,8 @@ class Owner:
                 lambda parcel: read_parcel(storage, Codec(program.types), parcel),
             )
             void_deliveries(program, ledger, program.app, owner.last.void_ranges)
-        owner._recent = [(RecordLink.of(owner.last), segments_by_partition(owner.last))]
+        owner._point, owner._details = LogPoint.of(owner.last), step_details(program, owner.last)
+        owner._void = {s: found for s, found in owner.last.void_ranges.items() if s not in program.sinks}
         return owner
 
     def _append_claim(self, partitions: int | None, default_partitions: int) -> Record:
@@ -160,33 +161,30 @@ class Owner:
 
     def write(self, kind: Kind, delivered: dict[str, int], **own: Any) -> Record:
         """Write the next record, with what has been delivered by now; `Fenced` if another driver has written it."""
-        record = self.last.followed_by(
+        last = self.last
+        record = last.followed_by(
             kind,
             **{
                 **self._signature(),
                 "deliveries": {sink: delivered[sink] for sink in self._program.sinks},
-                # This driver has made deliveries void in its sinks when it started; other sinks have still to do so.
+                # This driver has made deliveries void in its sinks when it started.
                 "undo": {},
-                "void": {s: found for s, found in self.last.void_ranges.items() if s not in self._program.sinks},
-                "targets": {**self.last.targets, **self.targets.fingerprints},
+                "void": self._void,
+                "targets": {**last.targets, **self.targets.fingerprints},
                 "steps": self._next_steps(),
                 **own,
             },
         )
-        self.last = self.ledger.append(record, self.last)
-        newest = RecordLink.of(self.last), segments_by_partition(self.last)
-        self._recent = [*self._recent, newest][-SENT_RECORDS:]
+        self.last = self.ledger.append(record, last)
+        self._point = self._point.followed_by(self.last, SENT_RECORDS)
+        if self.last.steps is not last.steps:
+            self._details = step_details(self._program, self.last)
         return self.last
 
     def check_ownership(self) -> None:
         """Raise `Fenced` if another driver has claimed the app. Costs two reads; may be called from any thread."""
-        last = self.last
-        self.ledger.still_has(last)
-        number = last.number + 1
-        while (record := self.ledger.read(number)) is not None:
-            if record.driver != self.id:
-                raise self._fenced_error()
-            number += 1
+        if self.ledger.has_other_driver_after(self.last):
+            raise self._fenced_error()
 
     def announce(self, sink: str, record: Record) -> None:
         """Check the ownership right before a delivery, and register the record with the target."""
@@ -231,26 +229,15 @@ class Owner:
     def context(self, now: float, home: str | None, event_time: EventTime) -> BatchContext:
         """Return the next batch, as its tasks see it."""
         last = self.last
-        log = LogPoint(
-            last.app,
-            last.incarnation,
-            last.partitions,
-            last.number,
-            last.born,
-            last.epoch,
-            last.manifest,
-            recent={link.number: segments for link, segments in self._recent},
-            links={link.number: link for link, _ in self._recent},
-        )
         return BatchContext(
-            log,
+            self._point,
             batch=last.number + 1,
             arrival=last.arrival + 1,
             driver=self.id,
             now=now,
             state_url=self.storage.url,
             home=home,
-            event_time=replace(event_time, reached=last.reached, details=self._details()),
+            event_time=replace(event_time, reached=last.reached, details=self._details),
         )
 
     def _next_steps(self) -> dict[str, StepInfo]:
@@ -258,11 +245,3 @@ class Owner:
         if self.last.steps is not self._steps:
             self._steps = {**self.last.steps, **describe_steps(self._program, self.last)}
         return self._steps
-
-    def _details(self) -> dict[str, dict[str, Any]]:
-        """Return what the tasks need to know about the stored state of the steps; computed when the record says so."""
-        steps, details = self._known_details
-        if self.last.steps is not steps:
-            details = step_details(self._program, self.last)
-            self._known_details = self.last.steps, details
-        return details

@@ -1,22 +1,116 @@
-"""Planning, as pure functions: which task reads what, and whether the results are those of one whole batch."""
+"""Planning: what a batch reads of each source, and which task reads what."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
-from millpond.errors import Incompatible
 from millpond.log.record import Record
-from millpond.messages import PlannedSplit, StageResults
+from millpond.messages import BatchContext, EventTime, PlannedSplit
 from millpond.pipeline.graph import Node, Program, Read
-from millpond.sources.base import SnapshotSource, Split
-from millpond.steps.registry import layout_of
-
-log = logging.getLogger("millpond")
+from millpond.runtimes.base import Offer, Reading, Runtime
+from millpond.sources.base import LearningSource, Limit, SnapshotSource, Source, Split
 
 SMALLEST_TASK_BYTES = 256 * 1024  # less is not worth a second task
+
+NO_PARTITION = ""  # the one partition of a streaming DataFrame
+
+Positions = dict[str, dict[str, Any]]
+
+
+@dataclass
+class BatchPlan:
+    """What one batch reads, and the one `now` that all of its tasks see."""
+
+    now: float
+    planned: list[PlannedSplit]
+    offers: list[Offer]  # by streaming DataFrames
+    known: list[Offer] = field(default_factory=list)  # offers that the ledger holds already
+    event_time: EventTime = field(default_factory=EventTime)
+    only: frozenset[str] | None = None  # the streams that are read; None means all
+    reading: Reading | None = None  # the rows of all that is planned, if they were read ahead
+    asked: float = 0.0  # when the sources were asked, on the monotonic clock
+    coming: dict[str, set[str]] = field(default_factory=dict)  # stream → the source partitions that it reads from
+    unsure: frozenset[str] = frozenset()  # streams that may have rows which are not in the plan
+    context: BatchContext | None = None  # that the tasks of the last attempt were given
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """What the sources are asked for: rows after some positions, at most as many as the limit says."""
+
+    positions: Positions
+    limit: Limit
+    most_rows: int  # that the batch may have in the end, if `limit` plans for fewer
+    now: float
+    only: frozenset[str] | None = None  # the streams to ask; None means all
+    again: BatchPlan | None = None  # the plan that this one replaces: its offers are taken over
+
+
+def plan_streams(program: Program, runtime: Runtime, last: Record, request: BatchRequest) -> BatchPlan:
+    """Ask every source for splits, and every streaming DataFrame for its offer. No row is read here."""
+    positions, limit, now, only = request.positions, request.limit, request.now, request.only
+    own = {name: node.op for name, node in program.reads.items() if isinstance(node.op, Read)}
+    own = {name: op for name, op in own.items() if only is None or name in only}
+    ours = {name: op.source for name, op in own.items() if isinstance(op.source, Source)}
+    splits = {name: source.plan(positions.get(name, {}), limit, now) for name, source in ours.items()}
+    wanted = {name: most_rows(found, limit.rows) for name, found in splits.items() if found}
+    parts = allot_rows(wanted, limit.rows)
+    planned: list[PlannedSplit] = []
+    full: set[str] = set()  # streams that may have more rows than the batch
+    for name, part in parts.items():
+        if part < wanted[name]:
+            splits[name] = ours[name].plan(positions.get(name, {}), Limit(part, limit.bytes), now)
+    for name, found in splits.items():
+        if found:
+            planned += _with_shares(name, found, parts[name] * request.most_rows // limit.rows, len(planned))
+            if sum(split.rows or 0 for split in found) >= parts[name]:
+                full.add(name)
+    if (again := request.again) is not None:
+        return BatchPlan(now, planned, again.offers, event_time=again.event_time, only=only, asked=again.asked)
+    offers: list[Offer] = []
+    known: list[Offer] = []
+    if len(ours) < len(own):
+        for offer in runtime.offers(0.0 if planned else 0.2):
+            if offer.stream not in own:
+                continue
+            held = last.spark.get(offer.stream)
+            (known if held is not None and held.batch >= offer.batch else offers).append(offer)
+    # A streaming DataFrame that has not looked for rows since its last batch may have some.
+    frames = {name for name, op in own.items() if name not in ours and op.idle_after is not None}
+    unsure = frozenset(name for name in frames if not runtime.is_waiting(name)) | full
+    coming: dict[str, set[str]] = {}
+    for item in planned:
+        coming.setdefault(item.stream, set()).add(item.split.partition)
+    for offer in offers:
+        coming.setdefault(offer.stream, set()).add(NO_PARTITION)
+    return BatchPlan(now, planned, offers, known, only=only, coming=coming, unsure=unsure)
+
+
+def _with_shares(stream: str, splits: Sequence[Split], rows: int, first: int) -> list[PlannedSplit]:
+    """Return the splits of a stream, each with its share of the rows."""
+    last = {split.partition: i for i, split in enumerate(splits)}
+    return [
+        PlannedSplit(first + i, stream, split, share, last[split.partition] == i)
+        for i, (split, share) in enumerate(zip(splits, row_shares(splits, rows), strict=True))
+    ]
+
+
+def source_of(program: Program, stream: str) -> Source | None:
+    """Return the source of a stream; None if the program has no such stream, or Spark reads it."""
+    op = program.reads[stream].op if stream in program.reads else None
+    source = op.source if isinstance(op, Read) else None
+    return source if isinstance(source, Source) else None
+
+
+def report_row_sizes(program: Program, rows: Mapping[str, int], read_bytes: Mapping[str, int]) -> None:
+    """Report to the sources how many rows and bytes a batch has read of them, so that they plan better."""
+    for stream, count in rows.items():
+        source = source_of(program, stream)
+        if isinstance(source, LearningSource) and count and read_bytes.get(stream):
+            source.learned(count, read_bytes[stream])
 
 
 def group_splits(planned: Sequence[PlannedSplit], slots: int) -> list[list[PlannedSplit]]:
@@ -75,39 +169,3 @@ def with_snapshots(program: Program, now: float) -> Program:
         return node
 
     return replace(program, nodes=tuple(map(take_snapshot, program.nodes)))
-
-
-def disagreement(stage: StageResults, partitions: int) -> str | None:
-    """Return why these results are not those of one whole batch; None if they are.
-
-    A reading task may run twice and differ. Then some partitions may have seen the rows of one attempt and some those
-    of the other, and the batch must not count.
-    """
-    results = stage.results
-    incomplete = [result.incomplete for result in results if result.incomplete]
-    if incomplete:
-        return incomplete[0]
-    if sorted(result.partition for result in results) != list(range(partitions)):
-        return f"{len(results)} of {partitions} partitions answered"
-    seen = {tuple(sorted(result.nonces.items())) for result in results}
-    if len(seen) != 1:
-        return "partitions saw different attempts of a reading task"
-    if len(seen.pop()) != stage.tasks:
-        return "a reading task is missing"
-    return None
-
-
-def check_steps(program: Program, last: Record) -> None:
-    """Raise `Incompatible` if a step cannot continue with the state that is stored under its name."""
-    for name, step in program.steps.items():
-        info = last.steps.get(name) or last.steps.get(step.state.renamed_from or "")
-        if info is not None and layout_of(info.kind) != layout_of(step.kind):
-            raise Incompatible(
-                f"app {program.app!r}: step {name!r} is of kind {step.kind} in the program, and its state is of kind "
-                f"{info.kind}. Give the new step another name, or clear the app's state; nothing was changed."
-            )
-        if info is not None:
-            step.check_detail(program.app, info.detail)
-    renamed = {step.state.renamed_from for step in program.steps.values()}
-    for name in sorted(set(last.steps) - set(program.steps) - renamed):
-        log.warning("%s: step %r is no longer in the program; its state is kept", program.app, name)

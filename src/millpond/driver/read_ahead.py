@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from millpond.driver.batch import BatchPlan, Positions
-from millpond.driver.planning import group_splits
+from millpond.driver.planning import BatchPlan, Positions, group_splits
 from millpond.messages import BatchContext, ReadHeader, ReadProgress
 from millpond.pipeline.graph import Program, Read
 from millpond.runtimes.base import Reading, Runtime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,8 +16,11 @@ from millpond.log.rewrite import RewriteJob, Rewriter, Upgrade, read_living_cell
 from millpond.pipeline.graph import Program
 from millpond.steps.failure import unreadable_state
 from millpond.steps.kind import Step
+from millpond.steps.registry import layout_of
 from millpond.steps.state.lazy_migration import UNMARKED
 from millpond.storage import Storage
+
+log = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,22 @@ class Adaptation:
         parts += [f"rename {old} to {new}" for old, new in self.names.items()]
         parts += [f"migrate {self.names.get(step, step)}" for step in self.upgrades]
         return ", ".join(parts)
+
+
+def check_steps(program: Program, last: Record) -> None:
+    """Raise `Incompatible` if a step cannot continue with the state that is stored under its name."""
+    for name, step in program.steps.items():
+        info = last.steps.get(name) or last.steps.get(step.state.renamed_from or "")
+        if info is not None and layout_of(info.kind) != layout_of(step.kind):
+            raise Incompatible(
+                f"app {program.app!r}: step {name!r} is of kind {step.kind} in the program, and its state is of kind "
+                f"{info.kind}. Give the new step another name, or clear the app's state; nothing was changed."
+            )
+        if info is not None:
+            step.check_detail(program.app, info.detail)
+    renamed = {step.state.renamed_from for step in program.steps.values()}
+    for name in sorted(set(last.steps) - set(program.steps) - renamed):
+        log.warning("%s: step %r is no longer in the program; its state is kept", program.app, name)
 
 
 def plan_adaptation(program: Program, last: Record, partitions: int | None) -> Adaptation:

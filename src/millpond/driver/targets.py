@@ -44,6 +44,8 @@ class Targets:
     ) -> None:
         self._ledger = ledger
         self._sinks = {name: sink for name, sink in program.sinks.items() if isinstance(sink, RegisteredSink)}
+        # They show, in the record, whether a target is still the same.
+        self.fingerprints = {name: checksum(sink.target.encode())[:16] for name, sink in self._sinks.items()}
         self._accept, self._take_back = set(accept), set(take_back)
         self._claim: Record | None = None
         self._announced: dict[str, int] = {}  # the newest record that drivers of this ledger have registered
@@ -62,11 +64,6 @@ class Targets:
         if self._accept & self._take_back:
             both = ", ".join(sorted(self._accept & self._take_back))
             raise InvalidUse(f"run(accept=, take_back=): expected each sink in one of them, got {both} in both")
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """A fingerprint of each sink's target, for the record: it shows whether the target is still the same."""
-        return {name: checksum(sink.target.encode())[:16] for name, sink in self._sinks.items()}
 
     def check(self, last: Record | None) -> None:
         """Raise `Incompatible` if a target is ahead of the ledger. Called before the claim: nothing is changed."""

@@ -170,6 +170,19 @@ class Ledger:
                 f"app {self.app!r} in {self.storage.url}: another driver owns it now. This one removes no files."
             )
 
+    def has_other_driver_after(self, last: Record) -> bool:
+        """Return whether another driver than that of `last` has written a record since. Costs two reads.
+
+        Raises `Fenced` if the ledger is not the one that `last` was written to.
+        """
+        self.still_has(last)
+        number = last.number + 1
+        while (record := self.read(number)) is not None:
+            if record.driver != last.driver:
+                return True
+            number += 1
+        return False
+
     def _is_ours(self, record: Record) -> bool:
         try:
             found = self.read(record.number)

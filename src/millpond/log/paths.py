@@ -168,7 +168,7 @@ class Paths:
     def manifest(self, attempt: Attempt) -> str:
         return f"{self.root}/manifests/{attempt}.json"
 
-    @property
+    @cached_property
     def floor(self) -> str:
         return f"{self.ledger}/floor"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from millpond.log.pointer import Pointer
 from millpond.log.record import Record
@@ -39,7 +39,7 @@ class LogPoint:
 
     @classmethod
     def of(cls, record: Record) -> LogPoint:
-        """Return the point of a record of which no other record is known."""
+        """Return the point of a record; of no other record it knows the segments."""
         return cls(
             record.app,
             record.incarnation,
@@ -48,8 +48,16 @@ class LogPoint:
             record.born,
             record.epoch,
             record.manifest,
+            recent={record.number: segments_by_partition(record)},
             links={record.number: RecordLink.of(record)},
         )
+
+    def followed_by(self, record: Record, most: int) -> LogPoint:
+        """Return the point of the record after this one, with the segments of the newest records, at most `most`."""
+        point = LogPoint.of(record)
+        numbers = [*self.links, record.number][-most:]
+        recent, links = {**self.recent, **point.recent}, {**self.links, **point.links}
+        return replace(point, recent={n: recent[n] for n in numbers}, links={n: links[n] for n in numbers})
 
 
 def segments_by_partition(record: Record) -> dict[int, SegmentsByStep]:

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from millpond.driver.batch import BatchPlan, Computed, Positions, positions_of, source_of
 from millpond.driver.commit import Driver
+from millpond.driver.planning import BatchPlan, Positions, source_of
+from millpond.driver.results import Computed, positions_of
 from millpond.errors import InvalidUse
 from millpond.log.ledger import Ledger
 from millpond.log.record import Began, Record, StreamTime

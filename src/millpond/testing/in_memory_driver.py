@@ -14,8 +14,8 @@ from millpond.admin import run_rebuild
 from millpond.app import App
 from millpond.clock import ManualClock
 from millpond.codec import Codec, NotEncodable, copy_value
-from millpond.driver.batch import positions_of
 from millpond.driver.commit import ACTIONS, STEPS, Driver
+from millpond.driver.results import positions_of
 from millpond.driver.settings import Controls, DriverSettings, StepName
 from millpond.errors import InvalidUse, MillpondError, short_repr
 from millpond.log import pointer
