@@ -182,7 +182,7 @@ def _merge_by_order(parts: list[Rows]) -> Rows:
 
 
 def _can_join(together: list[Rows], other: Rows) -> bool:
-    """Return whether rows have one form, one schema and one unit of time, and are not too many with those before them."""
+    """Return whether rows have one form, one schema and one unit of time, and are not too many together."""
     one = together[0]
     units = {None if rows.times is None else rows.times.unit for rows in (one, other)}
     is_same = one.form == other.form and (one.form != "arrow" or one.data.schema == other.data.schema)
