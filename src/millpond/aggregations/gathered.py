@@ -7,7 +7,7 @@ values of several batches together again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ Numbered = tuple[int, Any]  # a value after its number
 
 
 class Gathered(ABC):
-    """The values that one aggregation has gathered in one batch, in the order of arrival."""
+    """The values that one aggregation has gathered in one batch, in the order of arrival: a list or a dict."""
 
     @abstractmethod
     def __init__(self, pairs: Iterable[Numbered] = ()) -> None: ...
@@ -26,7 +26,7 @@ class Gathered(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def add(self, a: Aggregation, row: Any, time: Any, number: int) -> list[Any]:
+    def add(self, a: Aggregation, row: Any, time: Any, number: int) -> Sequence[Any]:
         """Add what the aggregation takes from a row. Return the values that are new."""
 
     @abstractmethod
@@ -47,60 +47,50 @@ class Gathered(ABC):
         """Return the result of values that several batches have gathered, given in the order of arrival."""
 
 
-class GatheredList(Gathered):
-    """All values, for `collect`."""
+class GatheredList(list[Numbered], Gathered):
+    """All values, for `collect`: pairs of a number and a value."""
 
-    def __init__(self, pairs: Iterable[Numbered] = ()) -> None:
-        self._pairs = list(pairs)
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def add(self, a: Aggregation, row: Any, time: Any, number: int) -> list[Any]:
+    def add(self, a: Aggregation, row: Any, time: Any, number: int) -> Sequence[Any]:
         added: list[Any] = a.update([], row, time)
-        self._pairs.append((number, added[0]))
+        self.append((number, added[0]))
         return added
 
     def truncate(self, length: int) -> None:
-        del self._pairs[length:]
+        del self[length:]
 
     def pairs(self) -> list[Numbered]:
-        return self._pairs
+        return self
 
     def merge(self, other: GatheredList) -> GatheredList:
-        return GatheredList(sorted(self._pairs + other._pairs, key=lambda pair: pair[0]))
+        return GatheredList(sorted(self + other, key=lambda pair: pair[0]))
 
     @staticmethod
     def unite(a: Aggregation, values: list[Any]) -> list[Any]:
         return values
 
 
-class GatheredSet(Gathered):
-    """Each value once, for `distinct`."""
+class GatheredSet(dict[Any, int], Gathered):
+    """Each value once, for `distinct`: numbers by value."""
 
     def __init__(self, pairs: Iterable[Numbered] = ()) -> None:
-        self._numbers: dict[Any, int] = {}
         for number, value in pairs:
-            self._numbers.setdefault(value, number)
+            self.setdefault(value, number)
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def add(self, a: Aggregation, row: Any, time: Any, number: int) -> list[Any]:
-        numbers, before = self._numbers, len(self._numbers)
-        a.update(numbers, row, time)
-        if len(numbers) == before:
-            return []
-        value = next(reversed(numbers))
-        numbers[value] = number
-        return [value]
+    def add(self, a: Aggregation, row: Any, time: Any, number: int) -> Sequence[Any]:
+        before = len(self)
+        a.update(self, row, time)
+        if len(self) == before:
+            return ()
+        value = next(reversed(self))
+        self[value] = number
+        return (value,)
 
     def truncate(self, length: int) -> None:
-        while len(self._numbers) > length:
-            self._numbers.popitem()
+        while len(self) > length:
+            self.popitem()
 
     def pairs(self) -> list[Numbered]:
-        return [(number, value) for value, number in self._numbers.items()]
+        return [(number, value) for value, number in self.items()]
 
     def merge(self, other: GatheredSet) -> GatheredSet:
         return GatheredSet(sorted(self.pairs() + other.pairs(), key=lambda pair: pair[0]))
