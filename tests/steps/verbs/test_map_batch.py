@@ -544,6 +544,12 @@ ODD_COLUMNS = {
     "two fields of one name": lambda: pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"]),
     "a duration that is too long": lambda: pa.array([2**50], pa.duration("s")),
     "nanoseconds in a list": lambda: pa.array([[1]], pa.list_(pa.timestamp("ns", "UTC"))),
+    "nanoseconds in a large list": lambda: pa.array([[1]], pa.large_list(pa.timestamp("ns"))),
+    "nanoseconds in a list of one": lambda: pa.array([[1]], pa.list_(pa.timestamp("ns"), 1)),
+    "nanoseconds in a struct": lambda: pa.array([{"at": 1}], pa.struct([("at", pa.timestamp("ns"))])),
+    "nanoseconds in a map": lambda: pa.array([[("at", 1)]], pa.map_(pa.string(), pa.timestamp("ns"))),
+    "nanoseconds in a dictionary": lambda: pa.array([1], pa.timestamp("ns")).dictionary_encode(),
+    "nanoseconds of a time of day": lambda: pa.array([1], pa.time64("ns")),
     "an extension type": lambda: pa.ExtensionArray.from_storage(
         pa.opaque(pa.int32(), "a", "b"), pa.array([1], pa.int32())
     ),
@@ -573,6 +579,13 @@ def test_durations_and_nested_times_become_those_of_python():
 
     (row,) = piped(lambda s: s.map_batch(listed), [{"v": 1}])
     assert row["at"] == [dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)] and type(row["at"][0]) is dt.datetime
+
+
+def test_uuids_that_a_function_returns_are_those_of_python():
+    def with_ids(table: pa.Table) -> pa.Table:
+        return table.append_column("id", pa.array([uuid.UUID(int=3).bytes], pa.uuid()))
+
+    assert piped(lambda s: s.map_batch(with_ids), [{"v": 1}]) == [{"v": 1, "id": uuid.UUID(int=3)}]
 
 
 def test_python_objects_in_a_polars_frame_are_refused():
