@@ -334,7 +334,8 @@ def seeded_ids(scheduler: Scheduler, seed: int = 0) -> Iterator[None]:
     """Let random ids come from a seed, so that names, and the order of listings, are the same each time.
 
     Each actor has ids of its own, and so has the thread that calls this. Any other thread, such as one that an earlier
-    test has left behind, gets ids that are really random, and takes none of theirs.
+    test has left behind, gets ids that are really random, and takes none of theirs. So does a replica that is built:
+    no actor sees its name, and it may take a second attempt if the process has too many stores open.
     """
     chances: dict[str, random.Random] = {}
     caller, real = threading.current_thread(), uuid.uuid4
@@ -348,5 +349,8 @@ def seeded_ids(scheduler: Scheduler, seed: int = 0) -> Iterator[None]:
             chance = chances.setdefault(who, random.Random(f"{seed} {who}"))
             return uuid.UUID(int=chance.getrandbits(128), version=4)
 
-    with mock.patch("millpond.clock.uuid", Seeded):
+    with (
+        mock.patch("millpond.clock.uuid", Seeded),
+        mock.patch("millpond.replica.folders.new_id", lambda: real().hex[:16]),
+    ):
         yield

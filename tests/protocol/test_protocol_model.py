@@ -7,6 +7,7 @@ turns. `MILLPOND_MODEL_SEED` repeats the random schedules, `MILLPOND_MODEL_REPLA
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import lmdb
 import pytest
 from exploring import Explorer
 from protocol_world import Options, Scenario, World, play
@@ -108,6 +110,22 @@ def test_threads_that_are_no_actors_change_no_call(folder: Path) -> None:
         for thread in threads:
             thread.join()
     assert [(point.actor, point.call) for point in beside.points] == [(p.actor, p.call) for p in alone.points]
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_replica_that_is_built_in_a_second_attempt_changes_no_call(folder: Path, failing: int) -> None:
+    alone = play(SMALL, Policy(), folder / "alone")
+    real, calls = lmdb.open, itertools.count(1)
+
+    def open_store(*args: Any, **how: Any) -> Any:
+        if next(calls) == failing:
+            raise lmdb.MemoryError("mdb_env_open: Cannot allocate memory")
+        return real(*args, **how)
+
+    with mock.patch("lmdb.open", open_store):
+        again = play(SMALL, Policy(), folder / "again")
+    assert next(calls) > failing
+    assert [(point.actor, point.call) for point in again.points] == [(p.actor, p.call) for p in alone.points]
 
 
 def test_an_actor_that_is_killed_makes_no_further_call(folder: Path) -> None:
