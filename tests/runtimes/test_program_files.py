@@ -250,8 +250,14 @@ CANNOT = {
     "map": (lambda app, f: numbers(app).map(through), r"map: function through, variable locked, variable LOCK, "),
     "key_by": (lambda app, f: numbers(app).key_by(k=locked), r"key_by\(k\): function locked, variable LOCK, "),
     "timestamp": (lambda app, f: numbers(app, timestamp=locked), r"stream 'rows': function locked, variable LOCK, "),
-    "source": (lambda app, f: numbers(app, Connected()), r"stream 'rows': attribute connection, a _thread.lock"),
-    "sink": (lambda app, f: numbers(app).to("out", Connected()), r"sink 'out': attribute connection, a _thread.lock"),
+    "source": (
+        lambda app, f: numbers(app, Connected()),
+        r"stream 'rows': attribute connection, a value of type _thread.lock",
+    ),
+    "sink": (
+        lambda app, f: numbers(app).to("out", Connected()),
+        r"sink 'out': attribute connection, a value of type _thread.lock",
+    ),
     "step": (
         lambda app, f: numbers(app).key_by("k").stateful_map("total", lambda k, row, s: locked(row)),
         r"stateful_map 'total': .*function .*<lambda>, variable locked, variable LOCK, ",
@@ -262,13 +268,16 @@ CANNOT = {
     ),
     "processor": (
         lambda app, f: numbers(app).key_by("k").process("p", OwnMethods()),
-        r"process 'p': .*variable processor, attribute lock, a _thread.lock",
+        r"process 'p': .*variable processor, attribute lock, a value of type _thread.lock",
     ),
     "default": (lambda app, f: numbers(app).map(lambda row, lock=LOCK: row), r"map: function .*, a default value, "),
-    "open file": (lambda app, f: numbers(app).map(lambda row: f.name), r"map: function .*, variable f, a _io.TextIO"),
+    "open file": (
+        lambda app, f: numbers(app).map(lambda row: f.name),
+        r"map: function .*, variable f, a value of type _io.TextIO",
+    ),
     "bytes file": (
         lambda app, f: numbers(app).map(lambda row, f=f.buffer: f.name),
-        r"map: function .*, a default value, a _io.BufferedReader",
+        r"map: function .*, a default value, a value of type _io.BufferedReader",
     ),
 }  # fmt: skip
 
