@@ -74,3 +74,15 @@ def test_an_admin_that_was_taken_before_a_run_sees_what_the_run_has_changed(tmp_
     app._running = True
     with pytest.raises(mp.errors.InvalidUse, match="is running in this process"):
         admin.clear(force=True)
+
+
+def test_an_admin_that_was_taken_before_the_program_was_written_knows_the_program(tmp_path: Path) -> None:
+    app = mp.App("shop", str(tmp_path / "state"), 1, local_dir=str(tmp_path / "local"))
+    admin = app.admin
+    rows = app.stream("rows", mp.sources.rows([])).key_by(k=lambda row: row)
+    rows.aggregate("n", n=mp.count()).to("out", mp.sinks.files(tmp_path / "out"))
+    with mp.testing.TestDriver(app, mp.lowlevel.storage(app)) as driver:
+        driver.send("rows", ["a"])
+    with pytest.raises(mp.errors.InvalidUse, match="drop_step"):  # without a program it would remove the state
+        admin.drop_step("n")
+    assert len(list(app.state("n").items())) == 1

@@ -604,3 +604,11 @@ def test_a_panic_of_a_library_is_an_error_of_the_call():
         raise Panic("oh")
 
     assert piped(lambda s: s.map_batch(panics, on_error="skip"), [{"v": 1}]) == []
+
+
+def test_a_function_that_is_interrupted_by_hand_ends_the_run():
+    def interrupted(table: pa.Table) -> pa.Table:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        piped(lambda s: s.map_batch(interrupted, on_error="skip"), [{"v": 1}])
