@@ -13,8 +13,8 @@ import numpy as np
 
 from millpond.codec import Codec
 from millpond.errors import MillpondError, StepFailed
-from millpond.log import pointer, segment
-from millpond.log.pointer import Pointer
+from millpond.log import checked, segment
+from millpond.log.checked import Pointer
 from millpond.log.record import Record
 from millpond.sinks.base import Delivery, Sink
 from millpond.steps.failure import FAULTS
@@ -52,7 +52,7 @@ def read_parcel(storage: Storage, codec: Codec, parcel: Parcel) -> list[Any]:
     """Read the rows of a parcel, in the order of the rows that caused them."""
     orders, texts = [], []
     for part in parcel.segments:
-        order, rows = segment.unpack_outputs(pointer.read_file(storage, part))
+        order, rows = segment.unpack_outputs(checked.read_file(storage, part))
         orders.append(order)
         texts += rows
     place = np.concatenate(orders)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from millpond.clock import Clock, as_datetime
 from millpond.codec import Codec, decode_key, encode_key, partition_of
 from millpond.errors import Corrupt, InvalidUse, Unavailable
-from millpond.log import pointer, segment
+from millpond.log import checked, segment
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, read_manifest
 from millpond.log.paths import FOLDERS, Paths
@@ -250,7 +250,7 @@ class StateView:
                 now = self._in_place(record, partition, encoded, kind)
                 changed, held = now is not None and now != held, held if now is None else now
             for part in record.segments.get(self._name, {}).get(partition, []):
-                for change in segment.unpack_key(pointer.read_file(self._storage, part), encoded):
+                for change in segment.unpack_key(checked.read_file(self._storage, part), encoded):
                     if not kind.is_shown(change.cell):
                         continue
                     changed = changed or held.get(change.cell) != change.value  # else its time alone has moved
@@ -338,7 +338,7 @@ def _in_manifest(storage: Storage, where: Manifest, step: str, partition: int, k
     held: dict[bytes, bytes] = {}
     for run in where.runs.get(step, {}).get(partition, []):
         for part in run:
-            for change in segment.unpack_key(pointer.read_file(storage, part.file), key):
+            for change in segment.unpack_key(checked.read_file(storage, part.file), key):
                 if change.value is None:
                     held.pop(change.cell, None)
                 else:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from millpond.errors import InvalidUse
-from millpond.log.record import Began, StreamTime
+from millpond.log.record import Began, Record, StreamTime
 from millpond.messages import EventTime, ReadHeader
 from millpond.pipeline.graph import DeadLetters, Program, Read, SideOutput, StatefulStep
 from millpond.steps.base import BatchTime
@@ -120,16 +121,20 @@ def _output_watermark(op: StatefulStep, mark: Watermark) -> Watermark:
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """The watermarks of a program in one batch."""
+    """The event time of a program in one batch."""
 
+    ends: dict[str, StreamTime]  # stream → its time as the batch ends
     began: list[Watermark]  # of every node, as the batch begins
     steps: dict[int, BatchTime]  # node of a step → the times of the batch, as the step sees them
 
 
-def batch_times(program: Program, event_time: EventTime, now: float) -> BatchTimes:
-    """Return the watermarks of a batch. A task that reads sources does not know yet those that the batch ends with."""
+def batch_times(program: Program, event_time: EventTime, now: float, headers: Sequence[ReadHeader] = ()) -> BatchTimes:
+    """Return the event time of a batch. The first stage knows from the headers of the reading tasks how it ends."""
+    ends = event_time.ends
+    if ends is None:
+        ends = times_after_reading(program, event_time, headers)
     began = node_watermarks(program, event_time, event_time.times)
-    ended = node_watermarks(program, event_time, event_time.ends or {})
+    ended = node_watermarks(program, event_time, ends)
     steps = {}
     for node in program.nodes:
         if isinstance(node.op, StatefulStep):
@@ -142,10 +147,24 @@ def batch_times(program: Program, event_time: EventTime, now: float) -> BatchTim
                 expiry_watermark=end.at,
                 is_final=event_time.final,
             )
-    return BatchTimes(began, steps)
+    return BatchTimes(ends, began, steps)
 
 
-def reached_watermarks(
+def event_time_fields(
+    program: Program, event_time: EventTime, before: Record, times: dict[str, StreamTime], closed: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return what the record of a batch says of event time.
+
+    `times` are those at the end of the batch, and `closed` is what the end of the input has closed in each step.
+    """
+    return {
+        "watermarks": times,
+        "reached": _reached_watermarks(program, event_time, times, closed),
+        "began": _event_time_entry(event_time, before.watermarks),
+    }
+
+
+def _reached_watermarks(
     program: Program, event_time: EventTime, times: Mapping[str, StreamTime], closed: Mapping[str, int]
 ) -> dict[str, int]:
     """Return the highest watermark that every step has worked with, for the record.
@@ -170,7 +189,7 @@ def reached_watermarks(
     return found
 
 
-def event_time_entry(event_time: EventTime, before: Mapping[str, StreamTime]) -> Began | None:
+def _event_time_entry(event_time: EventTime, before: Mapping[str, StreamTime]) -> Began | None:
     """Return what a record says of the event time at which its batch began; None if the record before it says so."""
     moved = {name: time for name, time in event_time.times.items() if before.get(name) != time}
     idle = {name: sorted(partitions) for name, partitions in event_time.idle.items() if partitions}

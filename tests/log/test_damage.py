@@ -9,7 +9,7 @@ from ledger_reader import commits, ledger, paths, rows_of
 from small_counts import counting, counts
 
 import millpond as mp
-from millpond.log.pointer import checksum
+from millpond.log.checked import checksum
 from millpond.storage import open_storage
 from millpond.testing import Crashed, TestDriver
 from millpond.testing.faults import FaultyStorage

@@ -13,8 +13,8 @@ from small_shop import driver_of, feed, flip, fold, run, shop, totals
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver import results
+from millpond.log import checked
 from millpond.log import paths as log_paths
-from millpond.log import pointer
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.ledger import Ledger
 from millpond.log.paths import FILE_KINDS, Attempt, Paths, file_kind
@@ -199,7 +199,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     storage = open_storage(app.state_dir)
     attempt = Attempt(driver.last.number + 1, driver.owner.id, "one")
     where = Paths("shop").spark("offered", attempt, "offsets/0")
-    held = SparkBatch(0, {"offsets/0": pointer.write_file(storage, where, b"v1 {}", 0)})
+    held = SparkBatch(0, {"offsets/0": checked.write_file(storage, where, b"v1 {}", 0)})
     storage.put(Paths("shop").exchange(attempt), b"rows between two stages")
     driver.owner.write("release", driver.delivery.delivered, spark={"offered": held})
     Heartbeat(storage, "shop", driver.owner.id, SystemClock()).beat(driver.last.number)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.driver.settings import DriverSettings
+from millpond.log import checked, segment
 from millpond.log import merge_runs as merge
-from millpond.log import pointer, segment
 from millpond.log.ledger import Ledger
 from millpond.log.segment import STATE
 from millpond.maintenance.rebuild import Rebuild
@@ -94,7 +94,7 @@ def kept(storage: Storage, app: str, step: str) -> Any:
         if step in work.steps:
             _, runs, fresh = work.steps[step]
             files = [part.file for run in runs for part in run] + fresh
-            tables = [segment.state_table(pointer.read_file(storage, file)) for file in files] or [STATE.empty_table()]
+            tables = [segment.state_table(checked.read_file(storage, file)) for file in files] or [STATE.empty_table()]
             found += [tuple(change) for change in segment.read_changes(merge.drop_deleted(merge.newest_cells(tables)))]
     return sorted(found), last.due.get(step), last.reached.get(step)
 

@@ -10,16 +10,16 @@ import msgspec
 from millpond.clock import new_id
 from millpond.driver.planning import BatchPlan, Positions
 from millpond.errors import MillpondError
-from millpond.log import pointer
+from millpond.log import checked
+from millpond.log.checked import Pointer
 from millpond.log.paths import Attempt
-from millpond.log.pointer import Pointer
 from millpond.log.record import Position, Record, SparkBatch, StreamTime
 from millpond.messages import BatchContext, ExchangePiece, StageResults, TaskOutput
 from millpond.pipeline.graph import Program, StatefulStep
 from millpond.runtimes.base import Offer
 from millpond.sources.base import Limit
 from millpond.storage import Storage
-from millpond.watermarks import event_time_entry, reached_watermarks
+from millpond.watermarks import event_time_fields
 
 LARGEST_INLINE_POSITION = 500  # entries; a longer position is written to a file
 
@@ -162,7 +162,7 @@ def positions_of(storage: Storage, record: Record) -> Positions:
     for stream, position in record.positions.items():
         base = {}
         if position.base is not None:
-            base = msgspec.json.decode(pointer.read_file(storage, position.base))
+            base = msgspec.json.decode(checked.read_file(storage, position.base))
         found[stream] = {**base, **position.entries}
     return found
 
@@ -183,10 +183,8 @@ def record_fields(
         "rows": computed.rows,
         "skipped": computed.skipped,
         "late": computed.late,
-        "watermarks": computed.times,
-        "reached": reached_watermarks(program, context.event_time, computed.times, computed.closed),
         "due": computed.due,
-        "began": event_time_entry(context.event_time, last.watermarks),
+        **event_time_fields(program, context.event_time, last, computed.times, computed.closed),
     }
 
 
@@ -203,7 +201,7 @@ def _moved_positions(
             continue
         whole = {**positions.get(stream, {}), **moved}
         path = context.paths.position(stream, Attempt(context.batch, context.driver, new_id()))
-        found[stream] = Position({}, pointer.write_file(storage, path, msgspec.json.encode(whole), len(whole)))
+        found[stream] = Position({}, checked.write_file(storage, path, msgspec.json.encode(whole), len(whole)))
     return found
 
 
@@ -216,6 +214,6 @@ def _spark_batches(storage: Storage, context: BatchContext, offers: list[Offer],
         files = {}
         for name, file in offer.files.items():
             path = context.paths.spark(offer.stream, attempt, name)
-            files[name] = held.get(name) or pointer.write_file(storage, path, file.read_bytes(), 0)
+            files[name] = held.get(name) or checked.write_file(storage, path, file.read_bytes(), 0)
         found[offer.stream] = SparkBatch(offer.batch, files)
     return found

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from millpond.clock import new_id
 from millpond.errors import MillpondError
 from millpond.log import merge_runs as merge
+from millpond.log.checked import Pointer
 from millpond.log.compaction_job import MergeJob
 from millpond.log.jobs import JobLost, When
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import MANIFEST_FORMAT, Manifest, Run, read_manifest, write_manifest
 from millpond.log.paths import Attempt, Paths
-from millpond.log.pointer import Pointer
 from millpond.log.reach import readable_manifest
 from millpond.log.record import Record
 from millpond.log.retention import CarriedFiles, Keep, find_orphans, next_floor, prune, remove_empty_dirs

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from millpond.clock import new_id
+from millpond.log import checked, segment
 from millpond.log import merge_runs as merge
-from millpond.log import pointer, segment
+from millpond.log.checked import Pointer
 from millpond.log.manifest import Part, Run
 from millpond.log.paths import Attempt, Paths
-from millpond.log.pointer import Pointer
 from millpond.log.segment import SegmentOrigin
 from millpond.storage import Storage
 
@@ -38,7 +38,7 @@ def _merge_step(
     storage: Storage, work: MergeJob, step: str, lowest: bool, runs: list[Run], fresh: list[Pointer]
 ) -> list[Part]:
     def table(file: Pointer) -> pa.Table:
-        return segment.state_table(pointer.read_file(storage, file))
+        return segment.state_table(checked.read_file(storage, file))
 
     def write_parts(found: pa.Table) -> list[Part]:
         parts = []
@@ -46,7 +46,7 @@ def _merge_step(
             origin = SegmentOrigin(work.app, step, work.partition, work.attempt.batch)
             attempt = Attempt(work.attempt.batch, work.attempt.driver, new_id())
             path = Paths(work.app).state(step, work.partition, attempt)
-            file = pointer.write_file(storage, path, segment.pack_table(piece, origin), len(piece))
+            file = checked.write_file(storage, path, segment.pack_table(piece, origin), len(piece))
             parts.append(Part(file, piece.column("key")[0].as_py()))
         return parts
 

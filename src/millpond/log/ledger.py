@@ -14,13 +14,20 @@ import msgspec
 from millpond.backoff import Backoff
 from millpond.clock import Clock
 from millpond.errors import Corrupt, Fenced, Incompatible, InvalidUse, Unavailable
-from millpond.log.checked import unpack_checked, write_checked
+from millpond.log.checked import pack_checked, unpack_checked, write_checked
 from millpond.log.paths import Paths
-from millpond.log.record import Record, pack_record, unpack_record
+from millpond.log.record import READABLE_FORMATS, Record
 from millpond.storage import Storage
 
 MOST_PUT_ATTEMPTS = 5  # at a record whose put got no answer
 PUT_RETRIES = Backoff(first=0.2, longest=1.6)
+
+_CHECKSUM = len(b'{"checksum":"')  # where it begins in the file of a record
+_record_decoder = msgspec.json.Decoder(Record)
+_WAY_OUT = (
+    "Put the record back from a copy of the state directory, or delete the app's folder there and read "
+    "its input again; nothing has been changed."
+)
 
 
 class Ledger:
@@ -36,7 +43,7 @@ class Ledger:
         data = self.storage.get(path)
         if data is None:
             return None
-        record = unpack_record(data, f"{self.storage.url}: ledger record {path}")
+        record = _unpack_record(data, f"{self.storage.url}: ledger record {path}")
         if record.app != self.app:
             raise Incompatible(
                 f"{self.storage.url}: the folder of app {self.app!r} holds the ledger of app {record.app!r}. "
@@ -84,7 +91,7 @@ class Ledger:
         """
         if last is not None:
             self.still_has(last)
-        record, data = pack_record(record)
+        record, data = _pack_record(record)
         path = self.paths.record(record.number)
         for attempt in range(1, MOST_PUT_ATTEMPTS + 1):
             try:
@@ -198,6 +205,23 @@ class Ledger:
                 f"app {self.app!r} in {self.storage.url}: the ledger that this driver wrote is gone or was "
                 "replaced. This driver has stopped and has written nothing more."
             )
+
+
+def _pack_record(record: Record) -> tuple[Record, bytes]:
+    """Return the record with its checksum, and its bytes."""
+    data = pack_checked(msgspec.structs.replace(record, checksum=""))
+    return msgspec.structs.replace(record, checksum=data[_CHECKSUM : _CHECKSUM + 32].decode()), data
+
+
+def _unpack_record(data: bytes, where: str) -> Record:
+    """Decode a record; `Corrupt` if any byte has changed, `Incompatible` if its format is newer."""
+    found = msgspec.json.decode(unpack_checked(data, where, help=_WAY_OUT)).get("format")
+    if found not in READABLE_FORMATS:
+        raise Incompatible(
+            f"{where} has format {found}, and this version of Millpond reads formats {READABLE_FORMATS[0]} to "
+            f"{READABLE_FORMATS[-1]}: upgrade Millpond."
+        )
+    return _record_decoder.decode(data)
 
 
 def check_writable(storage: Storage, app: str) -> None:

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct, field
 
 from millpond.errors import Corrupt, Incompatible
-from millpond.log import pointer
-from millpond.log.pointer import Pointer
+from millpond.log import checked
+from millpond.log.checked import Pointer
 from millpond.storage import Storage
 
 MANIFEST_FORMAT = 1
@@ -51,12 +51,12 @@ def run_bytes(run: Run) -> int:
 
 def write_manifest(storage: Storage, path: str, manifest: Manifest) -> Pointer:
     """Write a manifest under a new name."""
-    return pointer.write_file(storage, path, msgspec.json.encode(manifest), len(manifest.files()))
+    return checked.write_file(storage, path, msgspec.json.encode(manifest), len(manifest.files()))
 
 
 def read_manifest(storage: Storage, where: Pointer) -> Manifest:
     """Read and check a manifest."""
-    return unpack_manifest(pointer.read_file(storage, where), f"{storage.url}: {where.path}")
+    return unpack_manifest(checked.read_file(storage, where), f"{storage.url}: {where.path}")
 
 
 def unpack_manifest(data: bytes, where: str) -> Manifest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from millpond.log.pointer import Pointer
+from millpond.log.checked import Pointer
 from millpond.log.record import Record
 
 SegmentsByStep = dict[str, list[Pointer]]  # step or sink → files

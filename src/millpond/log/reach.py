@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from millpond.errors import Corrupt, Unavailable
+from millpond.log.checked import Pointer
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, read_manifest
-from millpond.log.pointer import Pointer
 from millpond.log.record import Record
 
 log = logging.getLogger("millpond")

@@ -1,4 +1,4 @@
-"""One record of the ledger, and its bytes.
+"""One record of the ledger.
 
 A record is a JSON object whose first field is the checksum of the rest of the file. It holds all that
 a driver on an empty machine needs to continue, except the state itself, to which it points:
@@ -13,12 +13,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct, field
 
-from millpond.errors import Incompatible
-from millpond.log.checked import pack_checked, unpack_checked
-from millpond.log.pointer import Pointer
+from millpond.log.checked import Pointer
 
 FORMAT = 2
 READABLE_FORMATS = (1, 2)  # format 1 has no attempt in the ids of its deliveries
@@ -181,30 +178,4 @@ CARRIED = (
     "spark",
     "manifest",
     "floor",
-)
-
-_CHECKSUM = len(b'{"checksum":"')
-_decoder = msgspec.json.Decoder(Record)
-
-
-def pack_record(record: Record) -> tuple[Record, bytes]:
-    """Return the record with its checksum, and its bytes."""
-    data = pack_checked(msgspec.structs.replace(record, checksum=""))
-    return msgspec.structs.replace(record, checksum=data[_CHECKSUM : _CHECKSUM + 32].decode()), data
-
-
-def unpack_record(data: bytes, where: str) -> Record:
-    """Decode a record; `Corrupt` if any byte has changed, `Incompatible` if its format is newer."""
-    found = msgspec.json.decode(unpack_checked(data, where, help=_WAY_OUT)).get("format")
-    if found not in READABLE_FORMATS:
-        raise Incompatible(
-            f"{where} has format {found}, and this version of Millpond reads formats {READABLE_FORMATS[0]} to "
-            f"{READABLE_FORMATS[-1]}: upgrade Millpond."
-        )
-    return _decoder.decode(data)
-
-
-_WAY_OUT = (
-    "Put the record back from a copy of the state directory, or delete the app's folder there and read "
-    "its input again; nothing has been changed."
 )

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from millpond.errors import Corrupt, InvalidUse
+from millpond.log.checked import Pointer
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import read_manifest
 from millpond.log.paths import FOLDERS
-from millpond.log.pointer import Pointer
 from millpond.log.reach import is_kept
 from millpond.log.record import Record
 from millpond.storage import Storage

@@ -19,13 +19,13 @@ import pyarrow as pa
 from millpond.clock import new_id
 from millpond.codec import decode_key, partitions_of
 from millpond.errors import Incompatible
+from millpond.log import checked, segment
 from millpond.log import merge_runs as merge
-from millpond.log import pointer, segment
+from millpond.log.checked import Pointer
 from millpond.log.jobs import When
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import MANIFEST_FORMAT, Manifest, Part, Run, Runs, write_manifest
 from millpond.log.paths import Attempt, Paths
-from millpond.log.pointer import Pointer
 from millpond.log.reach import readable_manifest
 from millpond.log.record import Record
 from millpond.log.segment import STATE, Change, SegmentOrigin
@@ -75,7 +75,7 @@ def _on_top(storage: Storage, work: RewriteJob, name: str, runs: list[Run], fres
     """Keep the runs, and make one more of the segments that are not compacted."""
     if not fresh:
         return runs
-    table = merge.newest_cells([segment.state_table(pointer.read_file(storage, file)) for file in fresh])
+    table = merge.newest_cells([segment.state_table(checked.read_file(storage, file)) for file in fresh])
     run = list(_write_parts(storage, work, name, work.partition, table if runs else merge.drop_deleted(table)))
     return [*runs, run] if run else runs
 
@@ -84,7 +84,7 @@ def read_living_cells(storage: Storage, runs: list[Run], fresh: list[Pointer]) -
     """Yield all cells of a step in one partition that are not deleted, as tables, in the order of their keys."""
 
     def table(file: Pointer) -> pa.Table:
-        return segment.state_table(pointer.read_file(storage, file))
+        return segment.state_table(checked.read_file(storage, file))
 
     above = merge.newest_cells(
         [table(part.file) for run in runs[1:] for part in run] + [table(file) for file in fresh] or [_EMPTY]
@@ -126,7 +126,7 @@ def _write_parts(storage: Storage, work: RewriteJob, name: str, partition: int, 
         attempt = Attempt(work.attempt.batch, work.attempt.driver, new_id())
         path = Paths(work.app).state(name, partition, attempt)
         origin = SegmentOrigin(work.app, name, partition, attempt.batch)
-        file = pointer.write_file(storage, path, segment.pack_table(piece, origin), len(piece))
+        file = checked.write_file(storage, path, segment.pack_table(piece, origin), len(piece))
         yield Part(file, piece.column("key")[0].as_py())
 
 
@@ -193,7 +193,7 @@ class Rewriter:
 
 def find_doubled_key_in(storage: Storage, runs: list[Run]) -> bytes | None:
     """Return a key with a cell that is in the runs more than once; None if there is none. Runs in a task."""
-    tables = [segment.state_table(pointer.read_file(storage, part.file)) for run in runs for part in run]
+    tables = [segment.state_table(checked.read_file(storage, part.file)) for run in runs for part in run]
     return merge.find_doubled_key(tables) if tables else None
 
 

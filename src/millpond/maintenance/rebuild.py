@@ -17,12 +17,12 @@ from millpond.codec import Codec, NotEncodable, decode_key, encode_key
 from millpond.driver.heartbeat_thread import HeartbeatThread
 from millpond.driver.settings import DriverSettings
 from millpond.errors import InvalidUse
-from millpond.log import pointer
+from millpond.log import checked
+from millpond.log.checked import Pointer
 from millpond.log.heartbeat import seems_running
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import MANIFEST_FORMAT, Manifest, Part, Run, read_manifest, write_manifest
 from millpond.log.paths import Attempt, Paths, shadow_of
-from millpond.log.pointer import Pointer
 from millpond.log.record import Record
 from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.replay import Replay, find_history
@@ -164,7 +164,7 @@ class Rebuild:
 
         def copy(partition: int, file: Pointer) -> Pointer:
             path = Paths(self.app).state(self.step, partition, Attempt(number, app.id, new_id()))
-            return pointer.write_file(self.storage, path, pointer.read_file(self.storage, file), file.rows)
+            return checked.write_file(self.storage, path, checked.read_file(self.storage, file), file.rows)
 
         for job in shadow_app.rewriter.plan_jobs(shadow, shadow):
             if self.step in job.steps:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from millpond.log import pointer, segment
-from millpond.log.pointer import Pointer
+from millpond.log import checked, segment
+from millpond.log.checked import Pointer
 from millpond.log.reach import within_reach
 from millpond.log.record import Record
 from millpond.log.segment import Change
@@ -36,7 +36,7 @@ def _read_step(storage: Storage, records: Iterable[Record], step: str) -> Iterat
 
 def _read_segments(storage: Storage, files: Iterable[Pointer]) -> Iterator[Change]:
     for file in files:
-        yield from segment.unpack_state(pointer.read_file(storage, file))
+        yield from segment.unpack_state(checked.read_file(storage, file))
 
 
 def _cells_at(app: StoppedApp, record: Record, step: str, keys: set[bytes]) -> dict[tuple[bytes, bytes], Change]:

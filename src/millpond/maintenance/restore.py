@@ -9,10 +9,10 @@ import msgspec
 
 from millpond.clock import new_id
 from millpond.errors import InvalidUse
-from millpond.log import pointer
+from millpond.log import checked
+from millpond.log.checked import Pointer
 from millpond.log.manifest import MANIFEST_FORMAT, Manifest, Part, write_manifest
 from millpond.log.paths import Attempt, Paths
-from millpond.log.pointer import Pointer
 from millpond.log.record import FORMAT, Record
 from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.savepoint import read_savepoint
@@ -46,8 +46,8 @@ def restore_savepoint(app: StoppedApp, source: Storage, *, dry_run: bool = False
 
     def copy_file(file: Pointer, path: Callable[[Attempt], str]) -> Pointer:
         next(copying)
-        data = pointer.read_file(source, file)
-        return pointer.write_file(app.storage, path(Attempt(attempt.batch, app.id, new_id())), data, file.rows)
+        data = checked.read_file(source, file)
+        return checked.write_file(app.storage, path(Attempt(attempt.batch, app.id, new_id())), data, file.rows)
 
     runs = {
         step: {

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from millpond.driver.targets import Targets
 from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, InvalidUse
-from millpond.log import pointer
+from millpond.log import checked
+from millpond.log.checked import Pointer
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import read_manifest
 from millpond.log.paths import Paths, file_kind
-from millpond.log.pointer import Pointer
 from millpond.log.record import Record
 from millpond.log.retention import carried_files
 from millpond.log.rewrite import rewrite_fields
@@ -37,7 +37,7 @@ def roll_back(app: StoppedApp, batch: int, *, dry_run: bool = False) -> str:
     jobs = app.rewriter.plan_jobs(target, last)
     manifest = app.rewriter.rewrite(jobs, last)
     for file in position_files(target):
-        pointer.read_file(app.storage, file)
+        checked.read_file(app.storage, file)
     _check_files(app, [*position_files(target), manifest], "rollback: nothing was rolled back")
     own = rewrite_fields(
         manifest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from millpond.errors import Corrupt, Incompatible, InvalidUse
-from millpond.log import pointer
+from millpond.log import checked
 from millpond.log.checked import read_checked, write_checked
 from millpond.log.manifest import MANIFEST_FORMAT, Manifest, Part, Runs
 from millpond.log.paths import SAVEPOINT
@@ -48,7 +48,7 @@ def _copy_state(app: StoppedApp, target: Storage, batch: int | None, dry_run: bo
     copied: list[str] = []
     try:
         for file in app.with_progress([*manifest.files(), *others]):
-            target.put(file.path, pointer.read_file(app.storage, file))
+            target.put(file.path, checked.read_file(app.storage, file))
             copied.append(file.path)
     except Corrupt:  # there will be no such savepoint: a second attempt may copy other files
         target.delete(copied)

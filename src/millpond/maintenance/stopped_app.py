@@ -9,10 +9,10 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from millpond.clock import Clock, new_id
 from millpond.errors import Corrupt, Fenced, InvalidUse
+from millpond.log.checked import Pointer
 from millpond.log.heartbeat import check_stopped
 from millpond.log.jobs import ProgressCallback, When
 from millpond.log.ledger import Ledger
-from millpond.log.pointer import Pointer
 from millpond.log.reach import oldest_within_reach, within_reach
 from millpond.log.record import Kind, Record
 from millpond.log.rewrite import Rewriter

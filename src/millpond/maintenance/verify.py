@@ -11,12 +11,11 @@ from typing import TypeVar
 
 from millpond.clock import Clock
 from millpond.errors import MillpondError
-from millpond.log import pointer
-from millpond.log.checked import read_checked
+from millpond.log import checked
+from millpond.log.checked import Pointer, read_checked
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import read_manifest
 from millpond.log.paths import file_kind
-from millpond.log.pointer import Pointer
 from millpond.log.reach import is_kept
 from millpond.log.record import Record
 from millpond.log.retention import find_orphans, record_files
@@ -86,7 +85,7 @@ class _Pass:
             self._read_records(newest, max(newest.born, floor))
         for file in self.seen.values():
             self._count(file.path)
-            self._try(partial(pointer.read_file, self.storage, file))
+            self._try(partial(checked.read_file, self.storage, file))
         self._read_heartbeat()
         left: list[str] = []
         if newest is not None:

@@ -15,7 +15,6 @@ from millpond.errors import InvalidUse
 from millpond.log.paths import check_name
 from millpond.rows.rows import Rows
 from millpond.sinks.base import Sink
-from millpond.steps.base import Running
 from millpond.steps.failure import OnError, Retry
 from millpond.steps.kind import Step
 from millpond.steps.operator import Operator, OperatorContext
@@ -76,10 +75,6 @@ class StatefulStep(Operator):
     def own_policy(self) -> OnError:
         return self.step.on_error
 
-    def start(self, context: OperatorContext) -> Running:
-        assert context.step is not None
-        return self.step.start(context.step)
-
 
 @dataclass(frozen=True)
 class JoinInput(Operator):
@@ -136,6 +131,7 @@ class Deliver(Operator):
 
     verb = "to"
     may_change_rows = False
+    is_sink = True
 
     sink_name: str
     sink: Sink
@@ -147,20 +143,6 @@ class Deliver(Operator):
     @property
     def label(self) -> str:
         return f"sink {self.sink_name!r}"
-
-    def start(self, context: OperatorContext) -> Delivering:
-        return Delivering(context)
-
-
-class Delivering:
-    """A sink's node, started in one task."""
-
-    def __init__(self, context: OperatorContext) -> None:
-        self._deliver = context.deliver
-
-    def run(self, rows: Rows, side: int = 0) -> list[Rows]:
-        self._deliver(rows)
-        return []
 
 
 @dataclass(frozen=True)
@@ -224,6 +206,7 @@ class Route:
     side: int  # the number of the consumer's input
     needs_copy: bool  # the consumer may change rows that others are given, too
     has_state: bool
+    is_sink: bool
 
 
 @dataclass(frozen=True)
@@ -257,8 +240,8 @@ class Program:
             sharers = set(changers[:-1] if len(changers) == len(readers) else changers)
             found.append(
                 tuple(
-                    Route(i, self.nodes[i].inputs.index(node), i in sharers, self.nodes[i].op.has_state)
-                    for i in readers
+                    Route(i, self.nodes[i].inputs.index(node), i in sharers, op.has_state, op.is_sink)
+                    for i, op in ((i, self.nodes[i].op) for i in readers)
                 )
             )
         return tuple(found)

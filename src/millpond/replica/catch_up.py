@@ -23,11 +23,11 @@ import lmdb
 
 from millpond.clock import SystemClock
 from millpond.errors import Corrupt, Unavailable
-from millpond.log import pointer, segment
+from millpond.log import checked, segment
+from millpond.log.checked import Pointer
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, read_manifest
 from millpond.log.point import LogPoint, RecordLink, SegmentsByStep, segments_by_partition
-from millpond.log.pointer import Pointer
 from millpond.log.reach import earlier_manifest
 from millpond.log.segment import Change, SegmentOrigin
 from millpond.replica import folders
@@ -70,7 +70,7 @@ class PartitionChanges:
         parts = [(step, part) for step, run in mine for part in run]
         progress = FillProgress(manifest.app, self.partition, [part.file for _, part in parts])
         for step, part in parts:
-            yield step, segment.state_table(pointer.read_file(self.storage, part.file))
+            yield step, segment.state_table(checked.read_file(self.storage, part.file))
             progress.done(part.file)
 
     def read_record(self, segments: dict[int, SegmentsByStep]) -> Mapping[str, Sequence[Change]]:
@@ -280,4 +280,4 @@ def read_segment_changes(storage: Storage, files: list[Pointer]) -> Iterator[Cha
     """Return the changes in some segments; those that this process remembers are not read from storage."""
     for file in files:
         held = _written.get(file.path)  # it stays: the partition's own replica is still to apply it
-        yield from segment.unpack_state(pointer.read_file(storage, file)) if held is None else held
+        yield from segment.unpack_state(checked.read_file(storage, file)) if held is None else held

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from millpond.clock import elapsed
-from millpond.log.pointer import Pointer
+from millpond.log.checked import Pointer
 
 log = logging.getLogger("millpond")
 

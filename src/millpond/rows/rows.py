@@ -129,6 +129,11 @@ class Rows:
         objects: list[Any] = self.data
         return objects
 
+    def keyed_objects(self) -> tuple[list[Any], list[int]]:
+        """Return the rows as Python objects and, for each of them, the place of its key."""
+        assert self.keys is not None
+        return self.objects(), self.keys.index
+
     def as_objects(self) -> Rows:
         """Return the same rows in the form "objects"."""
         return self if self.form == "objects" else self.with_data(self.objects())

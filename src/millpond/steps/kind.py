@@ -64,14 +64,19 @@ class Step(ABC):
     def start(self, context: StepContext) -> Running:
         """Start the step for one batch of one partition."""
         oldest = (context.previous_detail or {}).get(UNMARKED) if self.state.is_lazy else None
+        begin = self.begin_expiring if is_expiring(self, context) else self.begin
         if oldest is None:
-            return self.begin(context)
+            return begin(context)
         view = UpgradedView(context.view, self.name, self.migration_from(oldest, context.codec.types))
-        return RunningOverOldState(view, self.begin, context)
+        return RunningOverOldState(view, begin, context)
 
     @abstractmethod
     def begin(self, context: StepContext) -> Running:
         """Start the step over state that is all of the step's version."""
+
+    def begin_expiring(self, context: StepContext) -> Running:
+        """Do the same where the state has a TTL, or had one until the batch before."""
+        return self.begin(context)
 
     @cached_property
     def copies_rows(self) -> bool:

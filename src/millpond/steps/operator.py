@@ -24,14 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from millpond.clock import Clock
 from millpond.rows.rows import Rows, Times
 from millpond.steps.failure import Failed, FailedRow, Failures, OnError
-
-if TYPE_CHECKING:
-    from millpond.steps.base import StepContext
 
 
 class RunningOperator(Protocol):
@@ -58,8 +55,6 @@ class OperatorContext:
     cache: Any  # what `Operator.make_cache` returned in this process
     report_times: Callable[[Times], None] | None  # moves the watermark of a source; None behind the first exchange
     emit: Callable[[str, Rows], None]  # sends rows to the consumers of a named output
-    deliver: Callable[[Rows], None]  # sends rows to the sink of the node
-    step: StepContext | None = None  # the state of the partition; None for operators without state
 
     def fail(self, rows: Rows, i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
         """Apply the error policy to row `i` of `rows`; `again` makes another attempt at it, if that may help."""
@@ -86,7 +81,8 @@ class Operator:
     is_exchange: ClassVar[bool] = False  # rows may go on in a task of a later stage
     starts_stage: ClassVar[bool] = False  # rows always go on in a task of the next stage
     sets_times: ClassVar[bool] = False  # rows get another event time
-    has_state: ClassVar[bool] = False
+    has_state: ClassVar[bool] = False  # it is a step: `Step.start` starts it, with the state of the partition
+    is_sink: ClassVar[bool] = False  # rows leave the program here: it is not started, its rows go to the outbox
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from bisect import bisect_left
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -17,7 +17,7 @@ from zlib import crc32
 from millpond.clock import elapsed, new_id
 from millpond.codec import Unreadable
 from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed
-from millpond.log import pointer, segment
+from millpond.log import checked, segment
 from millpond.log.paths import Attempt
 from millpond.log.segment import Change, SegmentOrigin
 from millpond.messages import (
@@ -45,7 +45,6 @@ from millpond.task.router import Router
 from millpond.task.tables import DamagedTable, TaskTables
 from millpond.task.tools import TASK_FAILURES, Tools, failure_of
 from millpond.timing import MAX_TICKS
-from millpond.watermarks import times_after_reading
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,6 @@ class KeyedTask:
             arrived.setdefault(exchange, []).append(blob)
         for exchange, pieces in carried.items():
             arrived.setdefault(exchange, []).extend(_fetch(tools.storage, piece) for piece in pieces)
-        if context.event_time.ends is None:  # the first stage knows it from the headers of the reading tasks
-            ends = times_after_reading(program, context.event_time, headers)
-            context = replace(context, event_time=replace(context.event_time, ends=ends))
         folder = partition_folder(context.home, context.log, self.partition)
         changes = PartitionChanges(tools.storage, self.partition)
         tables = TaskTables(tools.storage, program, context, self.partition)
@@ -113,7 +109,7 @@ class KeyedTask:
                     tables.open_whole(whole, rebuild=damaged_tables) if whole else nullcontext(),
                     catch_up(tools.storage, context.log, folder, changes, rebuild=rebuild) as view,
                 ):
-                    return self._run_steps(view, tables, context, arrived, tools, result)
+                    return self._run_steps(view, tables, headers, arrived, tools, result)
             except Damaged as damage:
                 rebuild, damaged_tables, trouble = True, set(), repeated_damage(folder, damage)
             except DamagedTable as error:
@@ -124,16 +120,16 @@ class KeyedTask:
         self,
         view: View,
         tables: TaskTables,
-        context: BatchContext,
+        headers: list[ReadHeader],
         arrived: dict[int, list[bytes]],
         tools: Tools,
         result: KeyedResult,
     ) -> None:
         """Run the steps of the stage over the state in `view`, and write their changes and outputs."""
-        program, storage, base = self.program, tools.storage, context.log.number
+        context, storage, base = self.context, tools.storage, self.context.log.number
         if view.position != base:
             raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {base}")
-        router = Router(program, context, self.stage, tools.clock)
+        router = Router(self.program, context, self.stage, tools.clock, headers)
         router.run(view, partial(tables.reader, view), arrived)
         changed = _changes_by_step(router)
         due = _next_due(router, view, changed)  # the view is not read after this: nothing below is of a failed attempt
@@ -142,10 +138,10 @@ class KeyedTask:
             origin = SegmentOrigin(context.log.app, step, self.partition, context.batch)
             path = context.paths.state(step, self.partition, attempt)
             packed = segment.pack_state(changes, origin)
-            segments[step] = [pointer.write_file(storage, path, packed, len(changes))]
+            segments[step] = [checked.write_file(storage, path, packed, len(changes))]
             remember_changes(path, changes, origin)
         result.output = router.outbox.write_files(storage, self.partition, attempt, self.stage)
-        result.segments, result.due, result.ends = segments, due, context.event_time.ends or {}
+        result.segments, result.due, result.ends = segments, due, router.times.ends
         for node, running in router.running.items():
             if running.closed_until is not None:
                 result.closed[router.step_names[node]] = running.closed_until

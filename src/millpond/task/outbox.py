@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.codec import Codec
-from millpond.log import pointer
+from millpond.log import checked
 from millpond.log.paths import Attempt
 from millpond.log.segment import SegmentOrigin, TextBlock, pack_outputs
 from millpond.messages import BatchContext, ExchangePiece, TaskOutput
@@ -67,7 +67,7 @@ class Outbox:
         keyed_rows = spread_rows(rows, partitions) if rows.keys is None else rows
         return pack_for_partitions(keyed_rows, self._codec, partitions)
 
-    def deliver(self, sink: str, failing: Callable[[Rows], Failed], rows: Rows) -> None:
+    def deliver(self, sink: str, rows: Rows, failing: Callable[[Rows], Failed]) -> None:
         """Encode rows for a sink; `failing(rows)` is called if one cannot be encoded."""
         try:
             block: TextBlock = rows.data if rows.form == "coded" else self._codec.encode_lines(rows.objects())
@@ -99,7 +99,7 @@ class Outbox:
             origin = SegmentOrigin(context.log.app, sink, partition, context.batch)
             packed = pack_outputs(np.concatenate(orders), blocks, origin)
             path = context.paths.output(sink, partition, attempt)
-            output.outputs[sink] = [pointer.write_file(storage, path, packed, sum(map(len, orders)))]
+            output.outputs[sink] = [checked.write_file(storage, path, packed, sum(map(len, orders)))]
         if any(self._program.stages[exchange] > stage for exchange in self.blobs):
             path = context.paths.exchange(attempt)
             data, output.carried = self._join_blobs(path, stage)

@@ -12,7 +12,7 @@ from typing import Any
 
 from millpond.clock import Clock
 from millpond.codec import NotEncodable, Unreadable
-from millpond.messages import BatchContext, TaskOutput
+from millpond.messages import BatchContext, ReadHeader, TaskOutput
 from millpond.pipeline import graph as g
 from millpond.replica import View
 from millpond.rows.rows import Rows, Times
@@ -32,8 +32,16 @@ from millpond.watermarks import BatchTimes, batch_times, clock_partition
 class Router:
     """Moves rows through a program within one task. One thread uses it."""
 
-    def __init__(self, program: g.Program, context: BatchContext, stage: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        program: g.Program,
+        context: BatchContext,
+        stage: int,
+        clock: Clock,
+        headers: Sequence[ReadHeader] = (),
+    ) -> None:
         self.program, self.context, self.stage = program, context, stage
+        self._headers = headers  # of the reading tasks, in the first stage
         self.codec = program.codec
         self.failures = Failures(context.batch, clock, self._bury, self._origin)
         self._operators: dict[int, RunningOperator] = {}  # node → its operator, once it is started
@@ -49,8 +57,8 @@ class Router:
 
     @cached_property
     def times(self) -> BatchTimes:
-        """The watermarks of the batch."""
-        return batch_times(self.program, self.context.event_time, self.context.now)
+        """The event time of the batch."""
+        return batch_times(self.program, self.context.event_time, self.context.now, self._headers)
 
     # --- from node to node ---
 
@@ -68,6 +76,9 @@ class Router:
             own = rows
             if route.needs_copy:
                 rows, own = self._copy_rows(node, rows)
+            if route.is_sink:
+                self._deliver(self.program.nodes[route.consumer], own)
+                continue
             operator = self._operators.get(route.consumer) or self._start(route.consumer)
             try:
                 output = operator.run(own, route.side)
@@ -80,8 +91,8 @@ class Router:
             if route.has_state:
                 self._emit_side_rows(route.consumer)
 
-    def _start(self, node: int, step: StepContext | None = None) -> RunningOperator:
-        """Start the operator of a node; one with state is given its `StepContext`."""
+    def _start(self, node: int) -> RunningOperator:
+        """Start the operator of a node. Steps are started by `_begin`."""
         at, op = self.program.nodes[node], self.program.nodes[node].op
         clock = self.program.clocks.get(node)
         context = OperatorContext(
@@ -94,8 +105,6 @@ class Router:
             cache=self.program.caches.get(node),
             report_times=None if clock is None else partial(self._report_times, *clock),
             emit=partial(self._emit_port, node),
-            deliver=partial(self.outbox.deliver, at.name, partial(self._failing, at.name, at.policy)),
-            step=step,
         )
         self._operators[node] = operator = op.start(context)
         return operator
@@ -226,6 +235,9 @@ class Router:
     def _exchange(self, node: g.Node, rows: Rows) -> None:
         self.outbox.exchange(node.id, rows, lambda rows: self._failing(node.op.exchange_name, node.policy, rows))
 
+    def _deliver(self, node: g.Node, rows: Rows) -> None:
+        self.outbox.deliver(node.name, rows, lambda rows: self._failing(node.name, node.policy, rows))
+
     # --- steps with state ---
 
     def run(self, view: View, tables: Callable[[str], TableReader], arrived: Mapping[int, Sequence[Blob]]) -> None:
@@ -256,9 +268,8 @@ class Router:
                     read_table=None if node.op.table is None else self._table_reader(node.op.table, tables),
                     may_emit_in_parts=node.id in self.program.leading_out,
                 )
-                running = self._start(node.id, step_context)
-                assert isinstance(running, Running)
-                self.running[node.id], self.step_names[node.id] = running, step.name
+                self._operators[node.id] = self.running[node.id] = step.start(step_context)
+                self.step_names[node.id] = step.name
 
     def _count_late(self, step: str, count: int) -> None:
         self._late[step] = self._late.get(step, 0) + count

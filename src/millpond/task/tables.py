@@ -9,10 +9,10 @@ from pathlib import Path
 
 import lmdb
 
-from millpond.log import pointer, segment
+from millpond.log import checked, segment
+from millpond.log.checked import Pointer
 from millpond.log.manifest import Manifest
 from millpond.log.point import SegmentsByStep
-from millpond.log.pointer import Pointer
 from millpond.log.segment import Change
 from millpond.messages import BatchContext, Incomplete
 from millpond.pipeline.graph import Program
@@ -125,7 +125,7 @@ class TableChanges:
     def read_manifest(self, manifest: Manifest) -> Iterator[tuple[str, Sequence[Change]]]:
         for runs in manifest.runs.get(self._step, {}).values():
             for part in (part for run in runs for part in run):
-                changes = segment.unpack_state(pointer.read_file(self._storage, part.file))
+                changes = segment.unpack_state(checked.read_file(self._storage, part.file))
                 yield self._step, [Change(c.key, c.cell, c.value) for c in changes if c.cell in (ROW, MARK)]
 
     def read_record(self, segments: dict[int, SegmentsByStep]) -> Mapping[str, Sequence[Change]]:

@@ -18,7 +18,7 @@ from millpond.driver.commit import ACTIONS, STEPS, Driver
 from millpond.driver.results import positions_of
 from millpond.driver.settings import Controls, DriverSettings, StepName
 from millpond.errors import InvalidUse, MillpondError, short_repr
-from millpond.log import pointer
+from millpond.log import checked
 from millpond.log.jobs import When
 from millpond.log.ledger import Ledger
 from millpond.log.segment import unpack_outputs
@@ -420,7 +420,7 @@ class TestDriver:
         assert record is not None
         files = record.outputs[delivery.sink][delivery.partition]
         return sorted(
-            order for file in files for order in unpack_outputs(pointer.read_file(self._storage, file))[0].tolist()
+            order for file in files for order in unpack_outputs(checked.read_file(self._storage, file))[0].tolist()
         )
 
     def _crash_if_here(self, at: StepName, when: When) -> None:

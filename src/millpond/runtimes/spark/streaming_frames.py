@@ -26,8 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from millpond.codec import Codec
 from millpond.errors import InvalidUse, Unavailable
-from millpond.log import pointer, segment
-from millpond.log.pointer import Pointer
+from millpond.log import checked, segment
+from millpond.log.checked import Pointer
 from millpond.log.record import Record, SparkBatch
 from millpond.messages import BatchContext
 from millpond.parcels import Parcel
@@ -185,7 +185,7 @@ class StreamingFrames:
         for name, file in files.items():
             target = checkpoint / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(pointer.read_file(storage, file))
+            target.write_bytes(checked.read_file(storage, file))
         return checkpoint
 
     def _start(self, offered: _OfferingQuery) -> None:
@@ -277,7 +277,7 @@ def json_lines_reader(state_url: str, shipped: ShippedProgram) -> Callable[[Parc
         storage, codec = open_storage(state_url), Codec(shipped.program().types)
         rows: list[Any] = []
         for part in parcel.segments:
-            rows += codec.decode_many(segment.unpack_outputs(pointer.read_file(storage, part))[1])
+            rows += codec.decode_many(segment.unpack_outputs(checked.read_file(storage, part))[1])
         return msgspec.json.Encoder().encode_lines(rows).decode().rstrip("\n").split("\n") if rows else []
 
     return read

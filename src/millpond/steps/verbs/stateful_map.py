@@ -22,7 +22,7 @@ from millpond.log.segment import Change
 from millpond.rows.rows import Outputs, Rows
 from millpond.steps.base import Running, StepContext
 from millpond.steps.failure import FAULTS, FailedRow, own_copy
-from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
+from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.migration import SingleValueMigration
 from millpond.steps.state.single import ABSENT, DROPPED, SURELY_ENCODABLE, Packed, SingleValues, is_absent
@@ -42,7 +42,10 @@ class StatefulMapStep(Step):
     initial: Any = None  # a value, copied for each key, or a function that makes one
 
     def begin(self, context: StepContext) -> Running:
-        return RunningExpiringMap(self, context) if is_expiring(self, context) else RunningMap(self, context)
+        return RunningMap(self, context)
+
+    def begin_expiring(self, context: StepContext) -> Running:
+        return RunningExpiringMap(self, context)
 
     def first_state(self) -> Any:
         """Return the state that a key starts with, a new copy each time."""
@@ -77,9 +80,8 @@ class RunningMap(Running):
 
     def _map(self, rows: Rows, names: list[Any], states: list[Any]) -> Rows:
         """Return the outputs of some rows, and update `states`, which has one of each key of the batch."""
-        assert rows.keys is not None
         outputs: list[Any] = []  # one for every row, None where there is none
-        objects, index = rows.objects(), rows.keys.index
+        objects, index = rows.keyed_objects()
         pack, decode = self._values.pack, self._context.codec.decode
         f, first_state = self._step.f, self._step.first_state
         emit = outputs.append

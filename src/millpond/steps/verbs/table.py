@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 from millpond.log.segment import Change
 from millpond.rows.rows import Rows
 from millpond.steps.base import Running, StepContext
-from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
+from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.migration import SingleValueMigration
 from millpond.steps.state.single import Packed, is_absent
@@ -42,7 +42,10 @@ class TableStep(Step):
         return self.everywhere
 
     def begin(self, context: StepContext) -> Running:
-        return RunningExpiringTable(self, context) if is_expiring(self, context) else RunningTable(self, context)
+        return RunningTable(self, context)
+
+    def begin_expiring(self, context: StepContext) -> Running:
+        return RunningExpiringTable(self, context)
 
     @classmethod
     def is_shown(cls, cell: bytes) -> bool:
