@@ -488,7 +488,7 @@ STORED_VALUES: list[tuple[str, str, Any]] = [
         mp.lowlevel.Split("a", 0, 1),
     ),
     ("millpond.flow:Limit", '{"rows":1,"bytes":2}', mp.lowlevel.Limit(1, 2)),
-    ("millpond.flow:JsonLines", '{"lines":{"$bytes":"e30K"}}', mp.lowlevel.JsonLines(b"{}\n")),
+    ("millpond.flow:JsonLines", '{"lines":[{"$bytes":"e30="}]}', mp.lowlevel.JsonLines([b"{}"])),
     ("millpond.flow:Chunk", '{"rows":[1],"position":2,"where":null,"bad":[]}', mp.lowlevel.Chunk([1], 2)),
     (
         "millpond.flow:Delivery",
