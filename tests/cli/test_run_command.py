@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,22 @@ def test_a_name_that_is_no_app_is_an_error(millpond: Millpond) -> None:
 )
 def test_a_file_that_cannot_be_loaded_is_an_error_with_its_line(text: str, told: str, millpond: Millpond) -> None:
     assert error_of(millpond("run", write(text))) == told
+
+
+def test_what_a_run_logs_for_people_is_printed_while_it_runs(
+    millpond: Millpond, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = logging.getLogger("millpond.run")
+
+    def run(app: mp.App, **how: object) -> None:
+        log.info("app %r has caught up: %s", app.name, "3 rows in 1 batch, 0.1 s")
+
+    before = log.level, list(log.handlers)
+    monkeypatch.setattr(mp.App, "run", run)
+    result = millpond("run", write(ONE))
+    assert result.exit_code == 0 and result.stdout == ""
+    assert result.stderr.splitlines()[1:] == ["app 'orders' has caught up: 3 rows in 1 batch, 0.1 s"]
+    assert (log.level, log.handlers) == before
 
 
 def test_an_app_that_cannot_run_is_an_error(millpond: Millpond) -> None:
