@@ -82,20 +82,26 @@ def test_every_dotted_name_on_the_page_exists() -> None:
 
 
 @cache
-def calls() -> tuple[str, ...]:
-    """The functions of the package that one batch of the local runtime calls, in their order."""
+def trace() -> Any:
+    """The trace of one row through one batch of the local runtime."""
     tracer = runpy.run_path(str(ROOT / "scripts" / "trace_row.py"), run_name="tracer")
     with tempfile.TemporaryDirectory() as place:
-        return tuple(line.strip() for line in tracer["trace_batch"](Path(place), None).tree)
+        return tracer["trace_batch"](Path(place), None)
 
 
 @pytest.mark.parametrize("head", ["The path of a row", "The path of a commit"])
 def test_the_functions_of_a_path_are_called_in_its_order(head: str) -> None:
     names = steps_of(head)
     assert len(names) >= 6
-    rest = iter(calls())
+    rest = (line.strip() for line in trace().tree)
     late = [name for name in names if not any(call == name for call in rest)]
     assert late[:1] == [], f"not called, or not after the step before it: {late[:1]}"
+
+
+def test_the_path_of_a_row_is_short() -> None:
+    assert trace().switches <= 130
+    assert len(trace().modules) <= 48
+    assert trace().frames <= 14
 
 
 def test_the_layers_of_the_page_are_those_that_are_tested() -> None:

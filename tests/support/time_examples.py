@@ -15,7 +15,7 @@ from doc_pages import ROOT
 import millpond as mp
 from millpond.pipeline.graph import Deliver, Program
 from millpond.pipeline.phases import phases
-from millpond.sinks import json_text
+from millpond.sinks.console import format_row
 
 EXAMPLES = sorted((ROOT / "examples").glob("*/*.py"))
 
@@ -54,7 +54,7 @@ def run_example(
             for sink in sinks:
                 new = driver.output(sink)[held[sink] :]
                 held[sink] += len(new)
-                lines.extend(f"{sink}: {json_text.format_row(row)}" for row in new)
+                lines.extend(f"{sink}: {format_row(row)}" for row in new)
 
         if play is not None:
             play(driver, look)

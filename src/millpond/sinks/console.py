@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
+import msgspec
+
 from millpond.sinks.base import Delivery
-from millpond.sinks.json_text import format_row
 
 
 class ConsoleSink:
@@ -31,3 +32,15 @@ class ConsoleSink:
 
     def __repr__(self) -> str:
         return "console()"
+
+
+def format_row(row: Any) -> str:
+    """Return one row as JSON for people to read, or its `repr` if it cannot be JSON.
+
+    >>> format_row({"n": 1, "tags": ("a", "b")})
+    '{"n": 1, "tags": ["a", "b"]}'
+    """
+    try:
+        return msgspec.json.format(msgspec.json.encode(row), indent=0).decode()
+    except (TypeError, ValueError, RecursionError):
+        return repr(row)

@@ -144,14 +144,10 @@ def _make_folder(folder: str) -> bool:
 
 
 def _write_synced(file: str, data: bytes | memoryview) -> None:
-    left = memoryview(data) if isinstance(data, bytes) else as_view(data)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        while left:
-            left = left[os.write(descriptor, left) :]
-        _sync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(file, "xb") as opened:
+        opened.write(data if memoryview(data).c_contiguous else as_view(data))
+        opened.flush()
+        _sync(opened.fileno())
 
 
 def _sync_folder(folder: str) -> None:

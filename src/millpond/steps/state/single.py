@@ -7,6 +7,7 @@ fails half-way has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, time
 from functools import partial
 from itertools import repeat
@@ -45,14 +46,16 @@ SURELY_ENCODABLE = IMMUTABLE - {type(None), str, datetime, time}
 _NOT_SIMPLE = frozenset(b'{["n')  # first bytes of containers and text, which are decoded only when they are needed
 
 
+@dataclass
 class SingleValues:
     """The state of `stateful_map` and `aggregate`, loaded and saved for all keys of a batch at once."""
 
-    def __init__(self, step: str, view: View, codec: Codec) -> None:
-        self._step, self._view, self._codec = step, view, codec
-        self._held: dict[bytes, Any] = {}
-        self._changed: dict[bytes, Any] = {}
-        self._saved: tuple[Sequence[bytes], Sequence[Any], Sequence[Any]] | None = None
+    _step: str
+    _view: View
+    _codec: Codec
+    _held: dict[bytes, Any] = field(default_factory=dict)
+    _changed: dict[bytes, Any] = field(default_factory=dict)
+    _saved: tuple[Sequence[bytes], Sequence[Any], Sequence[Any]] | None = None  # keys, values before and after
 
     def load(self, keys: Sequence[bytes]) -> list[Any]:
         """Return the value of each key: an immutable one, `Packed`, ABSENT or DROPPED."""
