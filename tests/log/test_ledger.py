@@ -292,7 +292,7 @@ def test_what_changes_an_app_is_refused_while_it_runs(tmp_path, what):
     heart.beat(1)
     before = ledger(storage, "counts")
     with pytest.raises(
-        mp.errors.InvalidUse, match=f"{what}: app 'counts' is running on .*, process [0-9]+, .* Stop it first"
+        mp.errors.InvalidUse, match=f"{what}: app 'counts' is running on .*, process [0-9]+: .* Stop it first"
     ):
         app.clear_state() if what == "clear_state" else app.drop_outputs("out")
     assert ledger(storage, "counts") == before
