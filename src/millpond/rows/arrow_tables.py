@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ PARQUET = TableUse("a Parquet file", "a Parquet column", "use format='jsonl'")
 
 _NUMBERS = {"int", "float"}
 _NESTED_TYPES = (dict, list, tuple, set, frozenset)
+_EXACT_TYPES = frozenset({type(None), bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal})
 
 
 def rows_to_table(rows: list[Any], use: TableUse = PARQUET) -> pa.Table:
@@ -70,7 +72,7 @@ def _record(row: Any, use: TableUse) -> Mapping[Any, Any]:
 def strict_column(name: str, values: list[Any], use: TableUse) -> Any:
     """Return an Arrow array of values that all have one type; InvalidUse names the field if they do not."""
     types = set(map(type, values))
-    if use.is_exact:
+    if use.is_exact and not types <= _EXACT_TYPES:
         _refuse_inexact(name, values, use)
     if types & {datetime, uuid.UUID} or not types.isdisjoint(_NESTED_TYPES) or any(map(_is_record, types)):
         values = [_to_plain(value, use) for value in values]

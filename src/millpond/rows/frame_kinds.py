@@ -100,31 +100,32 @@ class PandasFrames:
         if series.dtype == object:
             is_missing = [value is None or value is pandas.NA or value is pandas.NaT for value in series]
             values = [None if missing else value for missing, value in zip(is_missing, series, strict=True)]
-            return strict_column(name, values, FRAME_USE)
+            return strict_column(name, values, _RETURNED)
         if series.dtype.kind == "f" and not pandas.api.types.is_extension_array_dtype(series.dtype):
             return pa.array(series.to_numpy(), from_pandas=False)
         return pa.Array.from_pandas(series)
 
 
-FRAME_USE = TableUse("map_batch", "a column", "call map() instead of map_batch()", is_exact=True)
+_RETURNED = TableUse("a returned frame", "a column", "return it as another type", is_exact=True)
 
 _KINDS: tuple[FrameKind, ...] = (ArrowTables(), PolarsFrames(), PandasFrames())
 
 
-def frame_kind(f: Callable[..., Any], where: str) -> FrameKind:
+def frame_kind(f: Callable[..., Any], where: str, parameters: int = 1) -> FrameKind:
     """Return the kind of frame that a function takes, by the annotation of its first parameter.
 
-    A parameter without an annotation, or with `Any`, takes a `pyarrow.Table`.
+    A parameter without an annotation, or with `Any`, takes a `pyarrow.Table`. If the function has several parameters
+    for frames, each of them that has an annotation must have the same one.
 
     >>> def add(frame: "polars.DataFrame") -> "polars.DataFrame":
     ...     return frame
     >>> frame_kind(add, "map_batch").label
     'polars.DataFrame'
     """
-    annotation = _first_annotation(f)
-    if annotation is None or annotation is Any:
-        return _KINDS[0]
-    text = _annotation_text(f, annotation)
+    texts = [_annotation_text(f, annotation) for annotation in _annotations(f)[:parameters] if annotation is not None]
+    text = texts[0] if texts else _KINDS[0].label
+    if len(set(texts)) > 1:
+        raise InvalidUse(f"{where}: expected a function that takes frames of one kind, got {' and '.join(texts)}")
     for kind in _KINDS:
         if text == kind.label:
             kind.check_installed()
@@ -138,15 +139,13 @@ def frame_kind(f: Callable[..., Any], where: str) -> FrameKind:
 _ALIASES = {"pa": "pyarrow", "pl": "polars", "pd": "pandas"}  # as everyone imports them
 
 
-def _first_annotation(f: Callable[..., Any]) -> Any:
-    """Return the annotation of the first parameter; None if there is none. It may be text."""
+def _annotations(f: Callable[..., Any]) -> list[Any]:
+    """Return the annotation of each parameter, None where there is none. They may be text."""
     try:
-        parameters = list(_signature(f).parameters.values())
+        parameters = _signature(f).parameters.values()
     except (TypeError, ValueError):  # a function that is not written in Python
-        return None
-    if not parameters or parameters[0].annotation is inspect.Parameter.empty:
-        return None
-    return parameters[0].annotation
+        return []
+    return [None if p.annotation is inspect.Parameter.empty else p.annotation for p in parameters]
 
 
 def _signature(f: Callable[..., Any]) -> inspect.Signature:
@@ -179,7 +178,7 @@ def _import_library(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise InvalidUse(
-            f"map_batch: the function takes a frame of {name}, which cannot be imported: {error}. Install it with "
+            f"a function takes a frame of {name}, which cannot be imported: {error}. Install it with "
             f"`pip install {name}`, also where the workers run."
         ) from error
 

@@ -162,12 +162,12 @@ def unpack_in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
         for one in unpacked:
             rows = _rows_of(one, codec)
             if together and not (left_out == one[-1] and _can_join(together, rows)):
-                yield _restore_key_column(_concatenate(together), left_out)
+                yield _restore_key_column(concatenate(together), left_out)
                 together = []
             left_out = one[-1]
             together.append(rows)
         if together:
-            yield _restore_key_column(_concatenate(together), left_out)
+            yield _restore_key_column(concatenate(together), left_out)
         return
     parts = [_restore_key_column(_rows_of(one, codec), one[-1]) for one in unpacked]
     if len({None if part.times is None else part.times.unit for part in parts}) > 1:  # as a union may bring them
@@ -177,19 +177,23 @@ def unpack_in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
 
 
 def _merge_by_order(parts: list[Rows]) -> Rows:
-    together = _concatenate([part.as_objects() for part in parts])
+    together = concatenate([part.as_objects() for part in parts])
     return together.pick(np.argsort(np.asarray(together.order), kind="stable").tolist())
 
 
 def _can_join(together: list[Rows], other: Rows) -> bool:
-    """Return whether rows have one form, one schema and one unit of time, and are not too many together."""
-    one = together[0]
+    """Return whether rows fit each other and are not too many together."""
+    return can_concatenate(together[0], other) and sum(map(len, together)) + len(other) <= MAX_ROWS_JOINED
+
+
+def can_concatenate(one: Rows, other: Rows) -> bool:
+    """Return whether rows have one form, one schema and one unit of time, so that they need not become objects."""
     units = {None if rows.times is None else rows.times.unit for rows in (one, other)}
     is_same = one.form == other.form and (one.form != "arrow" or one.data.schema == other.data.schema)
-    return is_same and len(units) == 1 and sum(map(len, together)) + len(other) <= MAX_ROWS_JOINED
+    return is_same and len(units) == 1
 
 
-def _concatenate(parts: list[Rows]) -> Rows:
+def concatenate(parts: list[Rows]) -> Rows:
     """Concatenate rows that fit each other; a key that several parts have becomes one key."""
     if len(parts) == 1:
         return parts[0]

@@ -106,6 +106,7 @@ class FailedRow:
     row: Any
     order: int
     again: Callable[[], None] | None = None  # makes another attempt at it; None if there is no point in one
+    call: str = ""  # in words, the call that failed, if it was given other rows, too
 
 
 @dataclass
@@ -117,6 +118,7 @@ class Failures:
     bury: Callable[[dict[str, Any], int], None]  # a dead letter and the order of its row
     origin: Callable[[int], str | None] = lambda order: None  # where the row of that order came from, in words
     skipped: dict[str, int] = field(default_factory=dict)  # step → rows
+    partition: int | None = None  # that the task owns; None where sources are read
 
     def handle(self, policy: OnError, step: str, error: BaseException, failed: FailedRow) -> None:
         """Do with a failed row what the policy says: try again, skip it, bury it as a dead letter, or raise `Stop`.
@@ -143,6 +145,8 @@ class Failures:
             where = (error.where if isinstance(error, BadInput) else None) or self.origin(order)
         if is_input:
             message = message if where is None else f"{where}: {message}"
+        elif failed.call:
+            message = f"{message.removesuffix('.')}, {failed.call}"
         trace = _user_traceback(error) if is_raised else ""
         if policy == "stop":
             failure = StepFailed(
@@ -175,15 +179,17 @@ class Failures:
         All attempts have been made: of a `Retry`, only `then` is left.
         """
         policy = policy.then if isinstance(policy, Retry) else policy
+        call = f"in a call with {len(rows)} row{'s' if len(rows) > 1 else ''}"
+        call += "" if self.partition is None else f" of partition {self.partition}"
         if policy == "stop" and not isinstance(error, (Unreadable, Incompatible, Corrupt)):
             failure = stop_for_error(step, error, self.batch).failure
-            text = f"{failure.error.removesuffix('.')}, in a call with {len(rows)} row{'s' if len(rows) > 1 else ''}"
+            text = f"{failure.error.removesuffix('.')}, {call}"
             trace = failure.traceback if failure.is_raised else ""
             is_raised = failure.is_raised
             raise Stop(StepFailed(step, batch=self.batch, error=text, traceback=trace, is_raised=is_raised)) from error
         for i, row in enumerate(rows.objects()):
             key = None if rows.keys is None else rows.keys.of(i)
-            self.handle(policy, step, error, FailedRow(key, row, rows.order[i]))
+            self.handle(policy, step, error, FailedRow(key, row, rows.order[i], call=call))
 
 
 def unreadable_state(step: str, error: Unreadable, key: Any = None) -> Incompatible:

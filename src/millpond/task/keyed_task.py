@@ -129,7 +129,7 @@ class KeyedTask:
         context, storage, base = self.context, tools.storage, self.context.log.number
         if view.position != base:
             raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {base}")
-        router = Router(self.program, context, self.stage, tools.clock, headers)
+        router = Router(self.program, context, self.stage, tools.clock, headers, self.partition)
         router.run(view, partial(tables.reader, view), arrived)
         changed = _changes_by_step(router)
         due = _next_due(router, view, changed)  # the view is not read after this: nothing below is of a failed attempt

@@ -30,7 +30,7 @@ from millpond.watermarks import BatchTimes, batch_times, clock_partition
 
 
 class Router:
-    """Moves rows through a program within one task. One thread uses it."""
+    """Moves rows through a program within one task, which may own a partition. One thread uses it."""
 
     def __init__(
         self,
@@ -39,11 +39,12 @@ class Router:
         stage: int,
         clock: Clock,
         headers: Sequence[ReadHeader] = (),
+        owned: int | None = None,
     ) -> None:
         self.program, self.context, self.stage = program, context, stage
         self._headers = headers  # of the reading tasks, in the first stage
         self.codec = program.codec
-        self.failures = Failures(context.batch, clock, self._bury, self._origin)
+        self.failures = Failures(context.batch, clock, self._bury, self._origin, partition=owned)
         self._operators: dict[int, RunningOperator] = {}  # node → its operator, once it is started
         self.running: dict[int, Running] = {}  # those of them that have state
         self.step_names: dict[int, str] = {}  # node → the name of its step, for those

@@ -478,7 +478,7 @@ def test_dead_letters_hold_each_row_of_the_call():
     out, dead, _ = sent("dead-letter", GOOD, BAD)
     assert out == GOOD
     assert [(letter["row"], letter["step"], letter["error"]) for letter in dead] == [
-        (row, "map_batch", "ValueError: it is one") for row in BAD
+        (row, "map_batch", "ValueError: it is one, in a call with 3 rows") for row in BAD
     ]
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,20 @@ import pyarrow as pa
 
 from millpond.errors import InvalidUse
 from millpond.rows.arrow_objects import raw_row, unreadable_rows
-from millpond.rows.arrow_tables import rows_to_table
-from millpond.rows.arrow_types import readable_table
-from millpond.rows.frame_kinds import FRAME_USE, FrameKind
-from millpond.rows.rows import BadInput, Keys, Rows
-from millpond.steps.failure import FAULTS, OnError, Retry
+from millpond.rows.arrow_tables import TableUse
+from millpond.rows.frame_kinds import FrameKind
+from millpond.rows.rows import BadInput, Rows
+from millpond.steps.failure import FAULTS, OnError
 from millpond.steps.operator import Operator, OperatorContext
+from millpond.steps.verbs.table_calls import (
+    call_with_retries,
+    checked_table,
+    keys_of_outputs,
+    panics_as_errors,
+    table_of,
+)
+
+_ROWS_TO_MAP = TableUse("map_batch", "a column", "call map() instead of map_batch()", is_exact=True)
 
 
 @dataclass(frozen=True)
@@ -54,33 +63,24 @@ class RunningMapBatch:
 
     def __init__(self, operator: MapBatch, context: OperatorContext) -> None:
         self._f, self._frames, self._context = operator.f, operator.frames, context
-        policy = context.on_error
-        self._pauses = [policy.backoff * 2**n for n in range(policy.times)] if isinstance(policy, Retry) else []
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
         """Return the rows of the table that the function returned; none if it failed, because all rows fail then."""
-        for pause in (*self._pauses, None):
-            try:
-                table = self._call(rows)
-                break
-            except FAULTS as error:
-                if pause is None:
-                    self._context.failures.handle_together(self._context.on_error, self._context.name, error, rows)
-                    return rows.pick([])
-                self._context.clock.sleep(pause)
+        context = self._context
+        try:
+            table = call_with_retries(context.on_error, context.clock, partial(self._call, rows))
+        except FAULTS as error:
+            context.failures.handle_together(context.on_error, context.name, error, rows)
+            return rows.pick([])
         return self._drop_unreadable(_with_table(rows, table))
 
     def _call(self, rows: Rows) -> pa.Table:
-        given = rows.data if rows.form == "arrow" else rows_to_table(rows.objects(), FRAME_USE)
-        try:
-            table = self._frames.to_arrow(self._f(self._frames.from_arrow(given)))
-        except BaseException as error:
-            if isinstance(error, (*FAULTS, KeyboardInterrupt)):
-                raise
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error  # a panic of a library written in Rust
-        _check_columns(table)
+        given = table_of(rows, _ROWS_TO_MAP)
+        with panics_as_errors():
+            found = self._frames.to_arrow(self._f(self._frames.from_arrow(given)))
+        table = checked_table(found)
         _check_count(rows, len(table))
-        return readable_table(table.replace_schema_metadata(None))
+        return table
 
     def _drop_unreadable(self, rows: Rows) -> Rows:
         """Let rows fail here that cannot become Python objects, and not in the step that needs them."""
@@ -90,18 +90,6 @@ class RunningMapBatch:
         for i, why in sorted(bad.items()):
             self._context.fail(rows, i, raw_row(rows.data, i), BadInput(f"map_batch returned a row with {why}"))
         return rows.pick([i for i in range(len(rows)) if i not in bad])
-
-
-def _check_columns(table: pa.Table) -> None:
-    names = table.column_names
-    if not names:
-        raise InvalidUse("expected the function to return a table with columns, got one without any")
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise InvalidUse(
-            f"expected the function to return columns with different names, got {', '.join(map(repr, twice))} more "
-            "than once. Rename or drop one of them."
-        )
 
 
 def _check_count(rows: Rows, count: int) -> None:
@@ -120,7 +108,4 @@ def _with_table(rows: Rows, table: pa.Table) -> Rows:
     order = np.asarray(rows.order, dtype=np.int64)
     if len(table) != len(rows):  # spread evenly, because rows without a key go to partitions by their order
         order = order[np.arange(len(table)) * len(rows) // max(1, len(table))]
-    keys = rows.keys
-    if keys is not None and keys.field is not None:  # the function may have changed the column that holds the keys
-        keys = Keys(keys.encoded, keys.array, keys.objects)
-    return Rows(table, order, form="arrow", times=rows.times, keys=keys)
+    return Rows(table, order, form="arrow", times=rows.times, keys=keys_of_outputs(rows.keys))
