@@ -170,6 +170,10 @@ VERBS: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
         r"apply\('x'\), migrate=\{1: …\}: .*\(value\)",
     ),
     "apply": (lambda s, k, app: k.apply("x", one), r"apply\('x'\): .*\(row, state\)"),
+    "apply_batch": (
+        lambda s, k, app: k.apply_batch("x", one, state={"n": int}),
+        r"apply_batch\('x'\): .*\(rows, states\)",
+    ),
     "flat_apply": (lambda s, k, app: k.flat_apply("x", one), r"flat_apply\('x'\): "),
     "update": (lambda s, k, app: k.update("x", one), r"update\('x'\): "),
     "stateful_filter": (lambda s, k, app: k.stateful_filter("x", one), r"stateful_filter\('x'\): "),

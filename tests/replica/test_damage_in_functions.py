@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from damaged_replicas import flip
 
@@ -26,7 +27,15 @@ class Counting:
         return count(row, state)
 
 
+def count_together(rows: pa.Table, states: pa.Table) -> Any:
+    before = {state["k"]: (state["n"] or {"n": 0})["n"] for state in states.to_pylist()}
+    new = [{"marker": f"MARKER-{k}", "n": n + 1} for k, n in before.items()]
+    return rows, pa.table({"k": states["k"], "n": pa.array(new, MARKED)})
+
+
+MARKED = pa.struct([("marker", pa.string()), ("n", pa.int64())])
 STEPS = {
+    "apply_batch": lambda keyed: keyed.apply_batch("n", count_together, state={"n": MARKED}),
     "apply": lambda keyed: keyed.apply("n", count),
     "process": lambda keyed: keyed.process("n", Counting),
     "stateful_filter": lambda keyed: keyed.stateful_filter("n", count).map(lambda row: {**row, "n": None}),

@@ -61,16 +61,18 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     # One process for all of them, because starting Spark is what takes time; each is __main__ in its turn.
     program.write_text("import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')\n")
     examples = sorted((ROOT / "examples").glob("*.py"))
-    assert [example.name for example in examples] == ["orders.py", "payments.py", "visits.py"]
+    assert [example.name for example in examples] == ["orders.py", "payments.py", "sensors.py", "visits.py"]
     printed = []
 
     write(folder / "orders/1.jsonl", '{"customer": "ann", "amount": 3}', '{"customer": "bob", "amount": 5}')
     write(folder / "payments/1.csv", "id,card,cents", "1,visa,60000", "1,visa,60000", "2,visa,-5", "x,visa,1")
+    write(folder / "readings/1.jsonl", '{"sensor": "a", "celsius": 20.0}', '{"sensor": "b", "celsius": 10.0}')
     write(folder / "visits/1.json", '{"user": "ann", "page": "/", "ms": 12}', '{"user": "bob", "page": "/"}')
     printed.append(python(program, *examples, cwd=folder))
 
     write(folder / "orders/2.jsonl", '{"customer": "ann", "amount": 4}')
     write(folder / "payments/2.csv", "id,card,cents", "1,visa,60000", "3,visa,50000", "4,visa,1")
+    write(folder / "readings/2.jsonl", '{"sensor": "a", "celsius": 22.0}', '{"sensor": "a", "celsius": 24.0}')
     write(folder / "visits/2.json", '{"user": "cyd", "page": "/", "ms": 30}', '{"user": "ann", "page": "/a", "ms": 1}')
     printed.append(python(program, *examples, cwd=folder))
     return folder, printed
@@ -90,6 +92,13 @@ def test_the_payments_example_takes_each_payment_once_and_sets_bad_ones_aside(tw
     letters = rows_in(folder / "dead")
     assert sorted(letter["step"] for letter in letters) == ["limit", "payments"]
     assert any("a payment of -5 cents" in letter["error"] for letter in letters)
+
+
+def test_the_sensors_example_goes_on_with_its_averages(twice: tuple[Path, list[str]]) -> None:
+    folder, printed = twice
+    assert "a: 20.00\nb: 10.00\n" in printed[0]
+    assert "a: 22.50\nb: 10.00\n" in printed[1]
+    assert sorted(row["ema"] for row in rows_in(folder / "averages")) == [10, 20, 21, 22.5]
 
 
 def test_the_visits_example_goes_on_where_spark_was(twice: tuple[Path, list[str]]) -> None:

@@ -17,6 +17,7 @@ STORED = {  # ledgers hold these names: one that is missing here makes old state
     "flat_apply",
     "update",
     "stateful_filter",
+    "apply_batch",
     "aggregate",
     "deduplicate",
     "process",

@@ -51,7 +51,7 @@ def check_steps(program: Program, last: Record) -> None:
                 f"app {program.app!r}: step {name!r} is of kind {step.kind} in the program, and its state is of kind "
                 f"{info.kind}. Give the new step another name, or clear the app's state; nothing was changed."
             )
-        if info is not None:
+        if info is not None and info.oldest == step.state.version:  # older state is migrated first
             step.check_detail(program.app, info.detail)
     renamed = {step.state.renamed_from for step in program.steps.values()}
     for name in sorted(set(last.steps) - set(program.steps) - renamed):

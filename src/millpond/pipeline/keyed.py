@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
@@ -17,6 +17,7 @@ from millpond.pipeline.stream import Frame, On, Out, R, Stream, async_operator, 
 from millpond.pipeline.table import LookupOptions, Table, add_lookup
 from millpond.pipeline.windowed import GivenWindow, K, WindowedStream, check_window
 from millpond.rows.fields import FieldReader
+from millpond.rows.frame_kinds import frame_kind
 from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError
 from millpond.steps.joins.asof import AsofJoinStep
@@ -25,9 +26,11 @@ from millpond.steps.joins.join_step import JoinStep
 from millpond.steps.joins.window import WindowJoinStep
 from millpond.steps.kind import Step
 from millpond.steps.state.handle import State
+from millpond.steps.state.state_columns import check_columns
 from millpond.steps.state.ttl import TTL, Lifetime, check_ttl
 from millpond.steps.verbs.aggregate import AggregateStep
 from millpond.steps.verbs.apply import ApplyStep, FlatApplyStep, StatefulFilterStep, UpdateStep
+from millpond.steps.verbs.apply_batch import ApplyBatchStep
 from millpond.steps.verbs.deduplicate import DeduplicateStep
 from millpond.steps.verbs.external import External
 from millpond.steps.verbs.filter import Filter
@@ -212,6 +215,70 @@ class KeyedStream(Stream[R], Generic[K, R]):
         """
         check_function(f, f"apply({name!r})", "row", "state")
         return self._add_step(ApplyStep(f=f, **self._settings("apply", name, how)))
+
+    def apply_batch(
+        self,
+        name: str,
+        f: Callable[[Frame, Frame], tuple[Frame | None, Frame | None]],
+        *,
+        state: Mapping[str, Any],
+        ttl: Lifetime | None = None,
+        version: int = 1,
+        migrate: Mapping[int, Callable[..., Any]] | None = None,
+        renamed_from: str | None = None,
+        on_error: OnError | None = None,
+    ) -> KeyedStream[K, dict[str, Any]]:
+        """Call `f(rows, states)` once per batch and partition that has rows; it returns `(outputs, states)`.
+
+        All four are tables. `rows` has the rows of the partition's batch in their order, of many keys, as `map_batch`
+        gives them. `states` has a row for each key that occurs in them: the key, and a column for each entry of
+        `state`, which says its type (`int`, `float`, `str`, … or a `pyarrow.DataType`). The columns are null where the
+        key has no state. In both tables the key is in columns that are named as in `key_by`: the fields, or the name
+        of a function, which is "key" if it has none.
+
+        The outputs have one row for each row, in their order, and keep its key and event time; None or a table without
+        rows emits nothing. Of the returned states, each row replaces the state of its key, and a row with null in all
+        columns of the state drops it. Keys that are left out keep their state, and None leaves all as they are.
+
+        The annotation of the parameters says what `f` takes and returns: `pyarrow.Table` (also without an annotation),
+        `polars.DataFrame` or `pandas.DataFrame`.
+
+        A call cannot say which row failed, so `on_error` applies to all rows of the call, and no state changes. With a
+        `ttl`, a key is read at the time of its first row in the batch, and written at its latest time.
+
+        >>> import millpond as mp
+        >>> import pyarrow as pa
+        >>> import pyarrow.compute as pc
+        >>> def number(rows, states):  # each visit of a user, numbered
+        ...     place = pc.index_in(rows["user"], states["user"]).to_pylist()
+        ...     counts, numbers = pc.fill_null(states["n"], 0).to_pylist(), []
+        ...     for i in place:
+        ...         counts[i] += 1
+        ...         numbers.append(counts[i])
+        ...     return rows.append_column("n", [numbers]), pa.table({"user": states["user"], "n": counts})
+        >>> app = mp.App("visits")
+        >>> visits = app.stream("visits", mp.sources.rows([])).key_by("user")
+        >>> out = visits.apply_batch("numbers", number, state={"n": int}).to("out", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("visits", [{"user": "ann"}, {"user": "bob"}, {"user": "ann"}])
+        ...     driver.send("visits", [{"user": "ann"}])
+        ...     driver.output("out")[-2:]
+        ...     driver.state("numbers").get("ann")
+        [{'user': 'ann', 'n': 2}, {'user': 'ann', 'n': 3}]
+        {'n': 3}
+        """
+        where, key_names = f"apply_batch({name!r})", self._node.keyed or ()
+        check_function(f, where, "rows", "states")
+        frames, columns = frame_kind(f, where, parameters=2), check_columns(state, key_names, where)
+        how: StateOptions = {
+            "ttl": ttl,
+            "version": version,
+            "migrate": migrate,
+            "renamed_from": renamed_from,
+            "on_error": on_error,
+        }
+        settings = self._settings("apply_batch", name, how)
+        return self._add_step(ApplyBatchStep(f=f, frames=frames, columns=columns, key_names=key_names, **settings))
 
     def flat_apply(
         self,

@@ -1,4 +1,4 @@
-"""Arrow types of tables that a program returns: which can become Python objects without a loss."""
+"""Arrow types of tables that a program returns: which can become Python objects, or each other, without a loss."""
 
 from __future__ import annotations
 
@@ -84,6 +84,58 @@ def _readable_nested_type(kind: Any) -> Any:
             raise InvalidUse("its values are not in microseconds")
         return kind
     raise InvalidUse("there is no Python type for it")
+
+
+def is_readable_type(kind: Any) -> bool:
+    """Return whether all values of a type become Python objects that Arrow makes the same values of."""
+    try:
+        return bool(_readable_type(kind) == kind and not pa.types.is_dictionary(kind) and kind != pa.uuid())
+    except InvalidUse:
+        return False
+
+
+def cast_column(column: Any, kind: Any) -> Any:
+    """Return a column as another type of the same values; InvalidUse if they would become other values.
+
+    Numbers become numbers, text becomes text, and so on: text that looks like a number stays text.
+    """
+    if column.type == kind:
+        return column
+    if pa.types.is_null(column.type) or _family(column.type) == _family(kind):
+        try:
+            return column.cast(kind)
+        except (pa.ArrowException, OverflowError) as error:
+            raise InvalidUse(f"{column.type} cannot become {kind}: {error}") from error
+    raise InvalidUse(f"{column.type} cannot become {kind}")
+
+
+_FAMILIES = {
+    "number": (pa.types.is_integer, pa.types.is_floating),
+    "decimal": (pa.types.is_decimal,),
+    "text": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    "bytes": (
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_binary_view,
+        pa.types.is_fixed_size_binary,
+    ),
+    "date": (pa.types.is_date,),
+    "time of day": (pa.types.is_time,),
+    "duration": (pa.types.is_duration,),
+}
+
+
+def _family(kind: Any) -> str:
+    """Return what the values of a type are, however they are stored."""
+    if pa.types.is_dictionary(kind):
+        return _family(kind.value_type)
+    if pa.types.is_timestamp(kind):
+        return "time without a zone" if kind.tz is None else "instant"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return f"list of {_family(kind.value_type)}"
+    if pa.types.is_struct(kind):
+        return f"struct of {[(kind.field(i).name, _family(kind.field(i).type)) for i in range(kind.num_fields)]}"
+    return next((name for name, tests in _FAMILIES.items() if any(test(kind) for test in tests)), str(kind))
 
 
 def _check_zone(kind: Any) -> None:

@@ -9,6 +9,7 @@ from millpond.steps.joins.window import WindowJoinStep
 from millpond.steps.kind import Step
 from millpond.steps.verbs.aggregate import AggregateStep
 from millpond.steps.verbs.apply import ApplyStep, FlatApplyStep, StatefulFilterStep, UpdateStep
+from millpond.steps.verbs.apply_batch import ApplyBatchStep
 from millpond.steps.verbs.deduplicate import DeduplicateStep
 from millpond.steps.verbs.lookup import LookupStep
 from millpond.steps.verbs.process import ProcessStep
@@ -22,6 +23,7 @@ KINDS: tuple[type[Step], ...] = (
     FlatApplyStep,
     UpdateStep,
     StatefulFilterStep,
+    ApplyBatchStep,
     AggregateStep,
     DeduplicateStep,
     ProcessStep,

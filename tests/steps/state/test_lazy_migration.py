@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import Phase, example, given, settings
@@ -41,6 +42,14 @@ def names_to_2(names: dict[str, Any]) -> Any:
 
 def names_to_3(names: dict[str, Any]) -> Any:
     return {name: [value, 3] for name, value in names.items()}
+
+
+def columns_to_2(columns: dict[str, Any]) -> Any:
+    return None if columns["n"] == 13 else {"sum": columns["n"]}
+
+
+def columns_to_3(columns: dict[str, Any]) -> Any:
+    return {"sum": columns["sum"] + 100, "of": "three"}
 
 
 def row_to_2(row: dict[str, Any]) -> Any:
@@ -113,6 +122,24 @@ def everything(version: int, way: str, partitions: int = 2, names: str = "names"
     lives = {"ttl": 9, **versions(value_to_2, value_to_3)}
     keyed.stateful_map("brief", add, initial=lambda: shape(version, 0), **lives).to("briefs", mp.sinks.memory())
 
+    columns: dict[str, Any] = {"n": int} if version == 1 else {"sum": int} if version == 2 else {"sum": int, "of": str}
+
+    def add_together(table: pa.Table, states: pa.Table) -> Any:
+        known = {state["k"]: state for state in states.to_pylist()}
+        name, totals = next(iter(columns)), []
+        for row in table.to_pylist():
+            state = known[row["k"]]
+            if row["do"] == "drop":
+                state.update(dict.fromkeys(columns))
+            elif row["do"] == "add":
+                state.update({column: "three" for column in columns}, **{name: (state[name] or 0) + row["v"]})
+            totals.append(state[name])
+        return pa.table({"k": table["k"], "total": totals}), pa.Table.from_pylist([*known.values()], states.schema)
+
+    for step, ttl in (("columns", None), ("brief columns", 9)):
+        how = {"ttl": ttl, **versions(columns_to_2, columns_to_3)}
+        keyed.apply_batch(step, add_together, state=columns, **how).to(f"{step} out", mp.sinks.memory())
+
     rows = versions(row_to_2, row_to_3)
     updates = app.stream("updates", mp.sources.rows([]), timestamp="at").key_by("k")
     here = app.table("here", updates, deleted=lambda row: row["do"] == "drop", **rows)
@@ -125,8 +152,9 @@ def everything(version: int, way: str, partitions: int = 2, names: str = "names"
     return app
 
 
-STEPS = ["total", "bell", "brief", "here", "everywhere", "passing"]
+STEPS = ["total", "bell", "brief", "columns", "brief columns", "here", "everywhere", "passing"]
 SINKS = ["totals", "noted", "rang", "briefs", "looked here", "looked everywhere", "looked passing"]
+SINKS += ["columns out", "brief columns out"]
 
 
 def seen(driver: mp.testing.TestDriver, names: str) -> Any:

@@ -18,6 +18,8 @@ from millpond.codec import IMMUTABLE, Codec
 from millpond.log.segment import Change
 from millpond.replica import View
 
+ONLY_CELL = b""  # the one cell of a key
+
 
 class Packed:
     """A value that could be changed in place, held as its bytes."""

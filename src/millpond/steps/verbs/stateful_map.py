@@ -25,9 +25,7 @@ from millpond.steps.failure import FAULTS, FailedRow, own_copy
 from millpond.steps.kind import Step, StoredKey, call_for_rows
 from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.migration import SingleValueMigration
-from millpond.steps.state.single import ABSENT, DROPPED, SURELY_ENCODABLE, Packed, SingleValues, is_absent
-
-_ONLY_CELL = b""  # the one cell of a key
+from millpond.steps.state.single import ABSENT, DROPPED, ONLY_CELL, SURELY_ENCODABLE, Packed, SingleValues, is_absent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,14 +173,14 @@ class RunningExpiringMap(Running):
         def once(i: int, k: int, row: Any) -> None:
             cells.select(keys.encoded[k])
             cells.now.move(None if ticks is None else ticks[i], unit)
-            held = cells.value(_ONLY_CELL)
+            held = cells.value(ONLY_CELL)
             state = self._step.first_state() if is_absent(held) else held
             try:
                 output, new = output_and_state(self._step.f(keys.objects[k], row, state))
                 if new is None:
-                    cells.drop(_ONLY_CELL)
+                    cells.drop(ONLY_CELL)
                 else:
-                    cells.put(_ONLY_CELL, new)
+                    cells.put(ONLY_CELL, new)
             except BaseException as error:
                 cells.undo_row()
                 add_shape_note(error, self._step, held, self._context.codec.decode)
