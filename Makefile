@@ -91,7 +91,7 @@ bench: .venv/dev.stamp
 bench-windows: .venv/dev.stamp
 	@$(WITH_JAVA) $(BIN)/python bench/windows.py
 
-# map_batch against map; needs no JVM
+# functions over columns against functions over rows; needs no JVM
 bench-columns: .venv/dev.stamp
 	@$(BIN)/python bench/map_batch.py
 

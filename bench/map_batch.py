@@ -1,4 +1,6 @@
-"""`map_batch` against `map` over a numeric column, as ratios in one run: `make bench-columns`.
+"""Functions over columns against functions over rows, as ratios in one run: `make bench-columns`.
+
+`map_batch` against `map`, and `apply_batch` against `stateful_map`.
 
 Parquet files of (key, ts, value), a batch each, through the local runtime, so that nothing but Python is measured.
 Both ways compute the same rows from the same files, take turns, and are compared by the processor time of a batch.
@@ -64,6 +66,45 @@ def windows_by_column(rows: Any) -> Any:
     return windows.aggregate(n=mp.count(), total=mp.sum("value"))
 
 
+ALPHA = 0.1  # of the moving average
+
+
+def average(key: str, row: dict[str, Any], before: float | None) -> tuple[dict[str, Any], float]:
+    value = row["value"]
+    ema = value if before is None else before + ALPHA * (value - before)
+    return {"key": key, "value": value, "ema": ema}, ema
+
+
+def average_column(rows: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The n-th rows of all keys at once, for each n."""
+    place = pc.index_in(rows["key"], states["key"]).combine_chunks()
+    order = pc.array_sort_indices(place).to_numpy()  # by key, and for each in the order of its rows
+    place, values = place.to_numpy()[order], rows["value"].to_numpy()[order]
+    starts = np.flatnonzero(np.diff(place, prepend=-1))
+    counts = np.diff(starts, append=len(place))
+    starts, counts, keys = (each[np.argsort(-counts, kind="stable")] for each in (starts, counts, place[starts]))
+    found, now = np.empty(len(values)), states["ema"].to_numpy()[keys]  # NaN where there is no state
+    now = np.where(np.isnan(now), values[starts], now)
+    for n in range(counts[0]):
+        left = np.searchsorted(-counts, -n, side="left")  # keys with more than n rows
+        at = starts[:left] + n
+        now[:left] += ALPHA * (values[at] - now[:left])
+        found[at] = now[:left]
+    ema, after = np.empty(len(values)), np.empty(len(states))
+    ema[order], after[keys] = found, now
+    return rows.select(["key", "value"]).append_column("ema", pa.array(ema)), pa.table(
+        {"key": states["key"], "ema": after}
+    )
+
+
+def averages_by_row(rows: Any) -> Any:
+    return rows.key_by("key").stateful_map("ema", average)
+
+
+def averages_by_column(rows: Any) -> Any:
+    return rows.key_by("key").apply_batch("ema", average_column, state={"ema": float})
+
+
 def make_files(folder: Path, files: int, rows: int) -> None:
     """Each file has a minute of event time, so that windows close in every batch."""
     folder.mkdir()
@@ -108,16 +149,18 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(prefix="bench-"))
     make_files(place / "in", files, size)
     table = []
+    mapped, applied = "map_batch / map", "apply_batch / stateful_map"
     for what, timestamp, by_column, by_row in (
-        ("scale a column and choose one row in a thousand, to files", None, rare_by_column, rare_by_row),
-        ("scale a column, and a count and a sum per key and minute", "ts", windows_by_column, windows_by_row),
+        (f"scale a column and choose one row in a thousand, to files: {mapped}", None, rare_by_column, rare_by_row),
+        (f"scale a column, and count and sum per key and minute: {mapped}", "ts", windows_by_column, windows_by_row),
+        (f"exponential moving average per key, to files: {applied}", None, averages_by_column, averages_by_row),
     ):
         columns, rows = [], []
         for _ in range(rounds):
             columns.append(seconds_per_batch(by_column, timestamp, place / "in", size, place))
             rows.append(seconds_per_batch(by_row, timestamp, place / "in", size, place))
         fast, slow = size / min(columns), size / min(rows)
-        table.append((f"{what}: map_batch / map", f"{fast:,.0f} / {slow:,.0f} rows/s = {fast / slow:.1f}x"))
+        table.append((what, f"{fast:,.0f} / {slow:,.0f} rows/s = {fast / slow:.1f}x"))
         print(f"{table[-1][0]:90s} {table[-1][1]}", flush=True)
     shutil.rmtree(place)
     print("\n| what | figure |\n|---|---|")
