@@ -127,7 +127,9 @@ def seconds_per_batch(
     """The median processor time of a batch."""
     home = place / f"state-{time.monotonic_ns()}"
     app = mp.App("bench", state_dir=str(home / "state"), partitions=1)
-    build(app.stream("rows", mp.sources.files(folder), timestamp=timestamp)).to("out", mp.sinks.files(home / "out"))
+    build(app.stream("rows", mp.sources.files(folder), timestamp=timestamp)).to(
+        "out", mp.sinks.files(home / "out", format="parquet")
+    )
     storage, clock = open_storage(str(home / "state")), SystemClock()
     settings = DriverSettings(partitions=1, home=str(home / "local"), threaded=False)
     driver = Driver.start(mp.lowlevel.program(app), LocalRuntime(storage, clock), storage, clock, settings)
