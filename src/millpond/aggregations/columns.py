@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from millpond.rows.number_columns import Array
 
 _MAX_SUM = 1 << 62
 

@@ -8,14 +8,29 @@ from typing import Any
 from millpond.aggregations.base import Aggregation, Field, incomparable, make_label, reader, show, single_value
 from millpond.aggregations.columns import max_groups, min_groups
 from millpond.aggregations.kinds import AccumulatorKind, register_kind
+from millpond.aggregations.running import run_max, run_min
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
 
 _MIN = register_kind(
-    AccumulatorKind(name="min", result=single_value, example=lambda: min(), is_pure=True, update_groups=min_groups)
+    AccumulatorKind(
+        name="min",
+        result=single_value,
+        example=lambda: min(),
+        is_pure=True,
+        update_groups=min_groups,
+        run_groups=run_min,
+    )
 )
 _MAX = register_kind(
-    AccumulatorKind(name="max", result=single_value, example=lambda: max(), is_pure=True, update_groups=max_groups)
+    AccumulatorKind(
+        name="max",
+        result=single_value,
+        example=lambda: max(),
+        is_pure=True,
+        update_groups=max_groups,
+        run_groups=run_max,
+    )
 )
 _TOP = register_kind(
     AccumulatorKind(

@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.aggregations.columns import GroupedValues
 from millpond.aggregations.gathered import Gathered
+from millpond.aggregations.running import KeyGroups, RunningResults
+from millpond.rows.number_columns import Column
 
 if TYPE_CHECKING:
     from millpond.aggregations.base import Aggregation
 
 GroupUpdate = Callable[[GroupedValues, Sequence[Any]], Sequence[Any] | None]
 """Takes values by group and the accumulators of the groups, and returns the new ones; None if it must go by row."""
+
+GroupRun = Callable[[KeyGroups, Column | None, Sequence[Any]], RunningResults | None]
+"""Takes rows by key, the field that is read (None: rows are counted) and the accumulators of the keys that have rows.
+
+Returns a result per row and the new accumulators; None if it must go by row.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +39,7 @@ class AccumulatorKind:
     gathers: type[Gathered] | None = None  # what holds the values of a batch, if rows add values one by one
     update_groups: GroupUpdate | None = None  # `update` for many accumulators at once, by columns
     counts_rows: bool = False  # without a field it reads nothing of a row
+    run_groups: GroupRun | None = None  # `update` and `result` for each of many rows, by columns
     needs_time: bool = False  # `update` needs the event time of the row
     merges_by_last: bool = False  # of two accumulators, the one with the earlier last row comes first
 
@@ -47,3 +56,8 @@ def register_kind(kind: AccumulatorKind) -> AccumulatorKind:
 def traits_of(a: Aggregation) -> AccumulatorKind:
     """Return the kind of an aggregation's accumulators. A kind that is not registered counts as a custom one."""
     return KINDS.get(a.kind) or KINDS["custom"]
+
+
+def reads_by_name(a: Aggregation) -> bool:
+    """Whether an aggregation reads a field by its name, or nothing of a row, so that columns are enough for it."""
+    return type(a.field) is str or (a.field is None and traits_of(a).counts_rows)

@@ -9,6 +9,7 @@ from typing import Any
 from millpond.aggregations.base import Aggregation, Field, make_label, reader, repr_with_type
 from millpond.aggregations.columns import count_groups, mean_groups, sum_groups
 from millpond.aggregations.kinds import AccumulatorKind, register_kind
+from millpond.aggregations.running import run_count, run_mean, run_sum
 from millpond.errors import InvalidUse
 
 _COUNT = register_kind(
@@ -20,6 +21,7 @@ _COUNT = register_kind(
         is_own_result=True,
         update_groups=count_groups,
         counts_rows=True,
+        run_groups=run_count,
     )
 )
 _SUM = register_kind(
@@ -30,6 +32,7 @@ _SUM = register_kind(
         is_pure=True,
         is_own_result=True,
         update_groups=sum_groups,
+        run_groups=run_sum,
     )
 )
 _MEAN = register_kind(
@@ -39,6 +42,7 @@ _MEAN = register_kind(
         example=lambda: mean(),
         is_pure=True,
         update_groups=mean_groups,
+        run_groups=run_mean,
     )
 )
 

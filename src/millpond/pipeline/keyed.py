@@ -390,10 +390,16 @@ class KeyedStream(Stream[R], Generic[K, R]):
                 f"than the key's {list(self._node.keyed or ())}, got {wrong or clash or 'none'}"
             )
         check_aggregations(self._graph, self._node, aggregations, f"aggregate({name!r})")
-        aggregations = with_retractions(f"aggregate({name!r})", self._graph, self._node, aggregations) or aggregations
+        retracting = with_retractions(f"aggregate({name!r})", self._graph, self._node, aggregations)
         options: StateOptions = {"on_error": on_error, "ttl": ttl, "renamed_from": renamed_from}
         settings = self._settings("aggregate", name, options)
-        return self._add_step(AggregateStep(aggregations=aggregations, key_names=self._node.keyed or (), **settings))
+        step = AggregateStep(
+            aggregations=retracting or aggregations,
+            takes_back=retracting is not None,
+            key_names=self._node.keyed or (),
+            **settings,
+        )
+        return self._add_step(step)
 
     def deduplicate(
         self,

@@ -13,58 +13,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledger_reader import changes
+from odd_numbers import BY_COLUMN, BY_ROW, VALUES, value, whole
 from small_drivers import driver_of
 from small_windows import row, rows, sent, windowed
 
 import millpond as mp
 from millpond.rows.rows import Rows
 from millpond.rows.wire import pack_rows
-from millpond.steps.windows.columnar.groups import read_column
 from millpond.storage import open_storage
 from millpond.testing import TestDriver
 
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-BY_COLUMN = {
-    "n": mp.count(),
-    "there": mp.count("v"),
-    "sum": mp.sum("v"),
-    "mean": mp.mean("v"),
-    "min": mp.min("v"),
-    "max": mp.max("v"),
-}
-
-
-def value(r: Any) -> Any:
-    return r["v"]
-
-
-# A function has to be called for each row, so these never go by columns.
-BY_ROW = {
-    "n": mp.count(),
-    "there": mp.count(value),
-    "sum": mp.sum(value),
-    "mean": mp.mean(value),
-    "min": mp.min(value),
-    "max": mp.max(value),
-}
-
-whole = st.integers(-5, 5)
-VALUES = {
-    "whole numbers": whole,
-    "nulls among them": st.one_of(st.none(), whole),
-    "floats": st.floats(width=32),
-    "floats that matter": st.sampled_from([0.1, 0.2, 1e16, -1e16, 1.0, -0.0, 0.0, float("nan"), float("inf")]),
-    "floats and nulls": st.one_of(st.none(), st.floats(allow_nan=True)),
-    "both": st.one_of(whole, st.floats(allow_nan=False, allow_infinity=False, width=32)),
-    "large ones": st.integers(-(2**64), 2**64),
-    "nearly too large ones": st.sampled_from([2**62, 2**63 - 1, -(2**63), 1, 0]),
-    "truth": st.booleans(),
-    "decimals": st.one_of(
-        whole, st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-9, max_value=9)
-    ),
-    "texts": st.one_of(whole, st.sampled_from(["x", ""])),
-}
 WINDOWS = [mp.tumbling(10), mp.tumbling(7, offset=3), mp.hopping(10, 5), mp.hopping(10, 4)]
 
 
@@ -147,41 +107,6 @@ def test_numbers_that_change_their_type_from_batch_to_batch():
     pairs = rows((1, 1), (0.5, 1), (2, 1), (Decimal("0.25"), 1, "b"), (1, 1, "b"))
     with sent(windowed(mp.tumbling(10), {"sum": mp.sum("v")}, grace=0), pairs, finish=True) as driver:
         assert [repr(o["sum"]) for o in driver.output("out")] == ["3.5", "Decimal('1.25')"]
-
-
-@pytest.mark.parametrize(
-    ("column", "expected"),
-    [
-        (pa.array([1, 2, 3], pa.int8()), [1, 2, 3]),
-        (pa.array([1, 2, 3], pa.uint64()), [1, 2, 3]),
-        (pa.array([1.5, 2, 3], pa.float32()), [1.5, 2.0, 3.0]),
-        (pa.chunked_array([[1], [2, 3]]), [1, 2, 3]),
-    ],
-)
-def test_arrow_columns_of_numbers_are_read(column, expected):
-    found = read_column(Rows(pa.table({"v": column}), range(3), form="arrow"), "v")
-    assert found.values.tolist() == expected
-    assert found.valid is None
-
-
-def test_arrow_nulls_are_no_values():
-    found = read_column(Rows(pa.table({"v": [1, None, 3]}), range(3), form="arrow"), "v")
-    assert found.valid.tolist() == [True, False, True]
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array([True]),
-        pa.array(["1"]),
-        pa.array([2**64 - 1], pa.uint64()),
-        pa.array([Decimal("1.5")]),
-        pa.array([None]),
-    ],
-)
-def test_arrow_columns_of_anything_else_are_looked_at_one_by_one(column):
-    assert read_column(Rows(pa.table({"v": column}), range(1), form="arrow"), "v") is None
-    assert read_column(Rows(pa.table({"v": column}), range(1), form="arrow"), "w") is None
 
 
 # --- windows that are kept, closed and written down as columns ---

@@ -14,6 +14,8 @@ from itertools import repeat
 from operator import is_, itemgetter
 from typing import Any
 
+import msgspec
+
 from millpond.codec import IMMUTABLE, Codec
 from millpond.log.segment import Change
 from millpond.replica import View
@@ -21,13 +23,10 @@ from millpond.replica import View
 ONLY_CELL = b""  # the one cell of a key
 
 
-class Packed:
+class Packed(msgspec.Struct, gc=False):
     """A value that could be changed in place, held as its bytes."""
 
-    __slots__ = ("data",)
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    data: bytes
 
 
 class _Absent:

@@ -1,6 +1,9 @@
 """`aggregate`: running aggregates per key, with an output per row.
 
 orders.key_by("customer").aggregate("spend", n=mp.count(), spent=mp.sum("amount"))
+
+Rows are added by columns if all aggregations count, add up or compare fields that are numbers. From the first rows of a
+batch that do not fit columns on, its rows are added one by one.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from millpond.steps.base import Running, StepContext
 from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
 from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.single import Packed, SingleValues, is_absent
+from millpond.steps.verbs.aggregate_columns import ColumnarAggregate, fields_as_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,13 @@ class AggregateStep(Step):
     emits_own_rows = True
 
     aggregations: dict[str, Aggregation]
+    takes_back: bool  # some of the rows that come may take earlier ones back
     key_names: tuple[str, ...]
+
+    @property
+    def can_use_columns(self) -> bool:
+        """Whether rows may be added by columns, if they fit."""
+        return not self.takes_back and fields_as_columns(self.aggregations) is not None
 
     def begin(self, context: StepContext) -> Running:
         return RunningAggregate(self, context)
@@ -49,9 +59,18 @@ class RunningAggregate(Running):
         self._aggregations, self._key_names = list(step.aggregations.items()), step.key_names
         self._cells = ExpiringCells(step, context) if is_expiring(step, context) else None
         self._values = SingleValues(step.name, context.view, context.codec)
+        self._columns: ColumnarAggregate | None = None  # None: rows are added one by one
+        if step.can_use_columns and self._cells is None:
+            self._columns = ColumnarAggregate(step.aggregations, step.key_names, self._values, context.codec)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
-        return self._run_plain(rows) if self._cells is None else self._run_expiring(rows, self._cells)
+        if self._cells is not None:
+            return self._run_expiring(rows, self._cells)
+        outputs = self._columns.run(rows) if self._columns is not None else None
+        if outputs is not None:
+            return outputs
+        self._columns = None
+        return self._run_plain(rows)
 
     def _run_plain(self, rows: Rows) -> Rows:
         keys = rows.keys
@@ -113,7 +132,7 @@ class RunningAggregate(Running):
 
 
 def results_by_name(accumulators: dict[str, Any], aggregations: dict[str, Aggregation]) -> dict[str, Any]:
-    """Return the results_by_name of one key's accumulators, with the program's aggregations or without them."""
+    """Return the results of one key's accumulators, with the program's aggregations or without them."""
     return {
         name: aggregations[name].result(acc)
         if name in aggregations and aggregations[name].kind == kind

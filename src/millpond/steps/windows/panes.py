@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.aggregations.columns import Array
 from millpond.codec import Codec
 from millpond.log.segment import text_column
+from millpond.rows.number_columns import Array
 from millpond.rows.rows import key_fields
 from millpond.timing import Time, Unit, as_user
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from millpond.aggregations import Aggregation
-from millpond.aggregations.kinds import traits_of
+from millpond.aggregations.kinds import reads_by_name, traits_of
 from millpond.rows.rows import Rows
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def fields_as_columns(step: WindowStep) -> tuple[str, ...] | None:
 
 def is_vectorised(a: Aggregation) -> bool:
     """Return whether an aggregation can be updated by columns: it reads a field by name, or counts rows."""
-    kind = traits_of(a)
-    return kind.update_groups is not None and (type(a.field) is str or (a.field is None and kind.counts_rows))
+    return traits_of(a).update_groups is not None and reads_by_name(a)
 
 
 def _is_number(schema: pa.Schema, name: str) -> bool:

@@ -1,25 +1,13 @@
-"""Columns into groups: the fields of rows as numbers, and the rows of each key and window.
-
-A field that is no column of numbers (a text among them, whole numbers beyond 64 bits, …) is read as None.
-"""
+"""Rows into groups: those of each key and window."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from millpond.aggregations.columns import Array, GroupedValues
-from millpond.rows.rows import Rows
-
-
-class Column(NamedTuple):
-    """A field of some rows, as numbers."""
-
-    values: Array  # int64 or float64
-    valid: Array | None  # where there is a value; None if there is one everywhere
+from millpond.aggregations.columns import GroupedValues
+from millpond.rows.number_columns import Array, Column
 
 
 class Groups(NamedTuple):
@@ -42,56 +30,6 @@ class Groups(NamedTuple):
         if valid is not None and not valid.all():
             group, values = group[valid], values[valid]
         return GroupedValues(group, values, size)
-
-
-def read_columns(rows: Rows, fields: Sequence[str]) -> dict[str, Column] | None:
-    """Return fields of the rows by name; None if one of them is not a column of numbers."""
-    columns = {}
-    for field in fields:
-        column = read_column(rows, field)
-        if column is None:
-            return None
-        columns[field] = column
-    return columns
-
-
-def read_column(rows: Rows, field: str) -> Column | None:
-    """Return a field of the rows; None if it is missing in a row, or is not a column of numbers of one type."""
-    if rows.form == "arrow":
-        return _read_arrow(rows.data, field)
-    try:
-        values = [row[field] for row in rows.data]
-    except (KeyError, TypeError, IndexError):
-        return None
-    types = set(map(type, values))
-    valid = None
-    if type(None) in types:
-        types.discard(type(None))
-        valid = np.array([value is not None for value in values], dtype=bool)
-        values = [0 if value is None else value for value in values]
-    if types not in ({int}, {float}, set()) or not set(map(type, rows.data)) <= {dict}:
-        return None
-    try:
-        return Column(np.array(values, dtype=np.float64 if types == {float} else np.int64), valid)
-    except OverflowError:
-        return None
-
-
-def _read_arrow(table: pa.Table, field: str) -> Column | None:
-    if field not in table.column_names:
-        return None
-    column = table.column(field)
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        return None
-    valid = None
-    if column.null_count:
-        valid = np.asarray(column.is_valid())
-        column = column.fill_null(0)
-    try:
-        column = column.cast(pa.int64() if pa.types.is_integer(column.type) else pa.float64())
-    except pa.ArrowInvalid:  # beyond 64 bits
-        return None
-    return Column(np.asarray(column), valid)
 
 
 def group_rows(keys: Array, count: int, numbers: Array, row: Array | None) -> Groups:
