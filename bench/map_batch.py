@@ -1,6 +1,6 @@
-"""Functions over columns against functions over rows, as ratios in one run: `make bench-columns`.
+"""Columns against rows, as ratios in one run: `make bench-columns`.
 
-`map_batch` against `map`, and `apply_batch` against `stateful_map`.
+`map_batch` against `map`; `apply_batch`, and running aggregates by columns, against `stateful_map`.
 
 Parquet files of (key, ts, value), a batch each, through the local runtime, so that nothing but Python is measured.
 Both ways compute the same rows from the same files, take turns, and are compared by the processor time of a batch.
@@ -14,7 +14,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,31 @@ def averages_by_column(rows: Any) -> Any:
     return rows.key_by("key").apply_batch("ema", average_column, state={"ema": float})
 
 
-def make_files(folder: Path, files: int, rows: int) -> None:
+def totals_by_row(rows: Any) -> Any:
+    def add(key: str, row: dict[str, Any], state: tuple[float, int]) -> Any:
+        total, n = state[0] + row["value"], state[1] + 1
+        return {"key": key, "total": total, "n": n}, (total, n)
+
+    return rows.key_by("key").stateful_map("totals", add, initial=(0.0, 0))
+
+
+def totals_by_column(rows: Any) -> Any:
+    return rows.key_by("key").aggregate("totals", total=mp.sum("value"), n=mp.count())
+
+
+def total_by_row(rows: Any) -> Any:
+    def add(key: str, row: dict[str, Any], total: float) -> Any:
+        total += row["value"]
+        return {"key": key, "total": total}, total
+
+    return rows.key_by("key").stateful_map("totals", add, initial=0.0)
+
+
+def total_by_column(rows: Any) -> Any:
+    return rows.key_by("key").aggregate("totals", total=mp.sum("value"))
+
+
+def make_files(folder: Path, files: int, rows: int, keys: int = 1000) -> None:
     """Each file has a minute of event time, so that windows close in every batch."""
     folder.mkdir()
     chance = np.random.default_rng(1)
@@ -113,7 +137,7 @@ def make_files(folder: Path, files: int, rows: int) -> None:
         at = 1_700_000_000_000_000 + number * 60_000_000 + np.arange(rows) * (60_000_000 // rows)
         table = pa.table(
             {
-                "key": [f"user-{i}" for i in chance.integers(0, 1000, rows).tolist()],
+                "key": [f"user-{i}" for i in chance.integers(0, keys, rows).tolist()],
                 "ts": pa.array(at).cast(pa.timestamp("us", "UTC")),
                 "value": chance.random(rows) * 1000,
             }
@@ -143,6 +167,28 @@ def seconds_per_batch(
     return statistics.median(found[WARM_BATCHES:])
 
 
+def compare(by_column: Any, by_row: Any, timestamp: str | None, folder: Path, size: int, rounds: int) -> str:
+    """The rows per second of both ways, which take turns, and their ratio."""
+    columns, rows = [], []
+    for _ in range(rounds):
+        columns.append(seconds_per_batch(by_column, timestamp, folder, size, folder.parent))
+        rows.append(seconds_per_batch(by_row, timestamp, folder, size, folder.parent))
+    fast, slow = size / min(columns), size / min(rows)
+    return f"{fast:,.0f} / {slow:,.0f} rows/s = {fast / slow:.1f}x"
+
+
+def compare_aggregates(place: Path, quick: bool) -> Iterator[tuple[str, str]]:
+    """Running aggregates of 10,000 keys, in batches of 100,000 rows."""
+    size, files, rounds = (10_000, 4, 1) if quick else (100_000, 12, 3)
+    folder = place / "keys"
+    make_files(folder, files, size, keys=10_000)
+    for what, by_column, by_row in (
+        ("a running sum and count per key, to files", totals_by_column, totals_by_row),
+        ("a running sum per key, to files", total_by_column, total_by_row),
+    ):
+        yield f"{what}: aggregate / stateful_map", compare(by_column, by_row, None, folder, size, rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="fewer batches: a check that it runs, not a measurement")
@@ -152,18 +198,19 @@ def main() -> None:
     make_files(place / "in", files, size)
     table = []
     mapped, applied = "map_batch / map", "apply_batch / stateful_map"
+
+    def note(what: str, figure: str) -> None:
+        table.append((what, figure))
+        print(f"{what:90s} {figure}", flush=True)
+
     for what, timestamp, by_column, by_row in (
         (f"scale a column and choose one row in a thousand, to files: {mapped}", None, rare_by_column, rare_by_row),
         (f"scale a column, and count and sum per key and minute: {mapped}", "ts", windows_by_column, windows_by_row),
         (f"exponential moving average per key, to files: {applied}", None, averages_by_column, averages_by_row),
     ):
-        columns, rows = [], []
-        for _ in range(rounds):
-            columns.append(seconds_per_batch(by_column, timestamp, place / "in", size, place))
-            rows.append(seconds_per_batch(by_row, timestamp, place / "in", size, place))
-        fast, slow = size / min(columns), size / min(rows)
-        table.append((what, f"{fast:,.0f} / {slow:,.0f} rows/s = {fast / slow:.1f}x"))
-        print(f"{table[-1][0]:90s} {table[-1][1]}", flush=True)
+        note(what, compare(by_column, by_row, timestamp, place / "in", size, rounds))
+    for what, figure in compare_aggregates(place, quick):
+        note(what, figure)
     shutil.rmtree(place)
     print("\n| what | figure |\n|---|---|")
     for row in table:
