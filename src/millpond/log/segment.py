@@ -17,9 +17,11 @@ output as tagged JSON text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
@@ -58,6 +60,43 @@ class Change(NamedTuple):
     wall: int | None = None
 
 
+make_change = partial(tuple.__new__, Change)  # of a tuple of five, without a Python call
+
+
+class SingleCellChanges(Sequence[Change]):
+    """Changes of the unnamed cell of many keys, without times, sorted by key.
+
+    It is the sequence that a list of `Change` would be, held as two columns: a tuple is made only when it is asked for.
+    """
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, keys: list[bytes], values: list[bytes | None]) -> None:
+        self.keys, self.values = keys, values
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, place: int) -> Change: ...
+    @overload
+    def __getitem__(self, place: slice) -> SingleCellChanges: ...
+    def __getitem__(self, place: int | slice) -> Change | SingleCellChanges:
+        if isinstance(place, slice):
+            return SingleCellChanges(self.keys[place], self.values[place])
+        return Change(self.keys[place], b"", self.values[place])
+
+    def __iter__(self) -> Iterator[Change]:
+        return map(make_change, zip(self.keys, repeat(b""), self.values, repeat(None), repeat(None), strict=False))
+
+
+def have_times(changes: Sequence[Change]) -> bool:
+    """Return whether any of the changes has a time."""
+    if isinstance(changes, SingleCellChanges):
+        return False
+    return any(change[3] is not None or change[4] is not None for change in changes)
+
+
 @dataclass(frozen=True)
 class SegmentOrigin:
     """The metadata of a segment, for people and tools that read it without the ledger."""
@@ -94,16 +133,16 @@ def _text_array(values: Sequence[bytes | None]) -> Any:
 
 def changes_table(changes: Sequence[Change]) -> pa.Table:
     """Return changes, sorted by key and cell, as a table."""
-    keys, cells, values, dues, walls = zip(*changes, strict=True) if changes else ((), (), (), (), ())
-    written, whole = _text_array(values), pa.int64()
-    columns = [
-        _text_array(keys),
-        _text_array(cells),
-        written,
-        written.is_null(),
-        pa.array(dues, whole),
-        pa.array(walls, whole),
-    ]
+    whole = pa.int64()
+    if isinstance(changes, SingleCellChanges):
+        count, keys, values = len(changes), changes.keys, changes.values
+        cells, dues, walls = pa.repeat("", count), pa.nulls(count, whole), pa.nulls(count, whole)
+    else:
+        keys, names, values, *times = map(list, zip(*changes, strict=True)) if changes else ([], [], [], [], [])
+        cells = _text_array(names)
+        dues, walls = (pa.array(column, whole) for column in times)
+    written = _text_array(values)
+    columns = [_text_array(keys), cells, written, written.is_null(), dues, walls]
     return pa.Table.from_arrays(columns, schema=STATE)
 
 

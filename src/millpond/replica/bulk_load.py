@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.replica.cell_format import CELL_HEAD, KEY_ROOM
+from millpond.replica.cell_format import KEY_ROOM, pack_short_cells
 
 
 def append_table(txn: Any, database: Any, table: pa.Table) -> bool:
@@ -29,17 +27,12 @@ def append_table(txn: Any, database: Any, table: pa.Table) -> bool:
     with txn.cursor(db=database) as cursor:
         if cursor.last() and cursor.key() >= ats[0]:
             return False
-        _, added = cursor.putmulti(_pack_cells(ats, values), append=True)
+        _, added = cursor.putmulti(pack_short_cells(ats, values), append=True)
         if added == len(ats):
             return True
         # They were not in order, and LMDB has left out those that should have come earlier.
-        cursor.putmulti(_pack_cells(ats, values))
+        cursor.putmulti(pack_short_cells(ats, values))
     return True
-
-
-def _pack_cells(ats: list[bytes], values: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    head = CELL_HEAD.pack
-    return ((at, head(crc32(value, crc32(at)), 0) + value) for at, value in zip(ats, values, strict=True))
 
 
 def _bytes(column: pa.ChunkedArray) -> list[bytes]:

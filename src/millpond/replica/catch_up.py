@@ -77,7 +77,7 @@ class PartitionChanges:
         mine = segments.get(self.partition, {})
         return {step: self._read(files) for step, files in mine.items()}
 
-    def _read(self, files: list[Pointer]) -> list[Change]:
+    def _read(self, files: list[Pointer]) -> Sequence[Change]:
         if len(files) == 1 and files[0].path in _written:
             return _written.pop(files[0].path)
         return list(read_segment_changes(self.storage, files))
@@ -258,11 +258,11 @@ def _advice(folder: Path, error: BaseException | None) -> str:
 
 # --- changes that this process has written ---
 
-_written: dict[str, list[Change]] = {}  # segment → its changes: no need to read them back
+_written: dict[str, Sequence[Change]] = {}  # segment → its changes: no need to read them back
 _last_segments: dict[tuple[str, str, int], str] = {}  # app, step, partition → the segment that was written last
 
 
-def remember_changes(path: str, changes: list[Change], origin: SegmentOrigin) -> None:
+def remember_changes(path: str, changes: Sequence[Change], origin: SegmentOrigin) -> None:
     """Remember the changes of a segment that this process has just written, until the replica applies them.
 
     Only the last segment of each partition is remembered. Another process may have taken the partition over and applied

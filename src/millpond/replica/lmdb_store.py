@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -33,7 +34,7 @@ import lmdb
 import msgspec
 import pyarrow as pa
 
-from millpond.log.segment import Change, read_changes
+from millpond.log.segment import Change, SingleCellChanges, have_times, read_changes
 from millpond.replica import folders, host_lock
 from millpond.replica.bulk_load import append_table
 from millpond.replica.cell_format import (
@@ -43,7 +44,9 @@ from millpond.replica.cell_format import (
     Damaged,
     cell_times,
     pack_cell,
+    pack_short_cells,
     pack_time,
+    single_store_keys,
     store_key,
     time_entry,
     unpack_cell,
@@ -246,8 +249,7 @@ class Replica:
                     if not timed and append_table(txn, database(CELLS + step), step_changes):
                         continue
                     step_changes = read_changes(step_changes)
-                timed = timed or any(change.due is not None or change.wall is not None for change in step_changes)
-                if timed:
+                if timed or have_times(step_changes):
                     dues = [change.due for change in step_changes if change.due is not None]
                     if DUE + step not in known:
                         latest[step] = max(dues, default=-MAX_TICKS)
@@ -286,19 +288,29 @@ def _meta(txn: Any) -> _Meta:
 
 
 def _put(txn: Any, database: Any, changes: Sequence[Change]) -> None:
-    puts: list[tuple[bytes, bytes]] = []
-    keep, head = puts.append, CELL_HEAD.pack
-    for key, cell, value, _, _ in changes:
-        if value is None:
-            txn.delete(store_key(key, cell), db=database)
-        elif len(key) + len(cell) < KEY_ROOM:  # `pack`, spelled out: the calls would be most of the work
-            at = key + b"\x00" + cell
-            keep((at, head(crc32(value, crc32(at)), 0) + value))
-        else:
-            at = store_key(key, cell)
-            keep((at, pack_cell(at, key, cell, value)))
+    """Put changes of a step whose cells have no times."""
+    puts: Iterable[tuple[bytes, bytes]]
+    if isinstance(changes, SingleCellChanges) and _are_short_puts(changes):
+        puts = pack_short_cells(single_store_keys(changes.keys), changes.values)  # type: ignore[arg-type]
+    else:
+        puts = []
+        keep, head = puts.append, CELL_HEAD.pack
+        for key, cell, value, _, _ in changes:
+            if value is None:
+                txn.delete(store_key(key, cell), db=database)
+            elif len(key) + len(cell) < KEY_ROOM:  # `pack_cell`, written out: the calls would be most of the work
+                at = key + b"\x00" + cell
+                keep((at, head(crc32(value, crc32(at)), 0) + value))
+            else:
+                at = store_key(key, cell)
+                keep((at, pack_cell(at, key, cell, value)))
     with txn.cursor(db=database) as cursor:
         cursor.putmulti(puts)
+
+
+def _are_short_puts(changes: SingleCellChanges) -> bool:
+    """Whether the changes delete nothing, and no key is too long for a store key."""
+    return NoneType not in set(map(type, changes.values)) and max(map(len, changes.keys), default=0) < KEY_ROOM
 
 
 _NO_TIMES = (None, None)

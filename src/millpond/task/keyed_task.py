@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from bisect import bisect_left
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -162,7 +163,7 @@ def _fetch(storage: Storage, piece: ExchangePiece) -> bytes:
     return blob
 
 
-def _changes_by_step(router: Router) -> dict[str, list[Change]]:
+def _changes_by_step(router: Router) -> dict[str, Sequence[Change]]:
     """Return what has changed in the state of each step; steps without changes are left out."""
     found = {}
     for node, running in router.running.items():
@@ -180,13 +181,15 @@ def _changes_by_step(router: Router) -> dict[str, list[Change]]:
     return found
 
 
-def _next_due(router: Router, view: View, changed: dict[str, list[Change]]) -> dict[str, tuple[int | None, int | None]]:
+def _next_due(
+    router: Router, view: View, changed: dict[str, Sequence[Change]]
+) -> dict[str, tuple[int | None, int | None]]:
     """Return when something is due next in each step's state, by event time and by the clock."""
     found = {}
     for node in router.running:
         step = router.step_names[node]
         changes = changed.get(step, [])
-        if not view.has_times(step) and not any(c[3] is not None or c[4] is not None for c in changes):
+        if not view.has_times(step) and not segment.have_times(changes):
             continue
         event = [change.due for change in changes if change.due is not None and change.value is not None]
         wall = [change.wall for change in changes if change.wall is not None and change.value is not None]

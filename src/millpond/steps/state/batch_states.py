@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 from millpond.codec import Unreadable
 from millpond.errors import short_repr
-from millpond.log.segment import Change
+from millpond.log.segment import Change, SingleCellChanges
 from millpond.rows.rows import Keys, Rows
 from millpond.steps.base import StepContext
 from millpond.steps.failure import unreadable_state
 from millpond.steps.kind import Step
 from millpond.steps.state.expiring import ExpiringCells
-from millpond.steps.state.single import ONLY_CELL, all_changes, is_absent
+from millpond.steps.state.single import ONLY_CELL, is_absent
 from millpond.timing import Unit
 
 
@@ -35,7 +35,7 @@ class BatchStates(Protocol):
         """Remove what has expired by the end of the batch."""
         ...
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> Sequence[Change]:
         """Return what has changed, sorted by key."""
         ...
 
@@ -72,9 +72,9 @@ class PlainStates:
     def expire(self) -> None:
         pass
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> Sequence[Change]:
         keys = sorted(self._changed)
-        return all_changes(keys, list(map(self._changed.__getitem__, keys)))
+        return SingleCellChanges(keys, list(map(self._changed.__getitem__, keys)))
 
 
 class ExpiringStates:

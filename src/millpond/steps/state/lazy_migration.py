@@ -129,7 +129,7 @@ class UpgradedView:
 
     # --- writing ---
 
-    def changes(self, own: list[Change]) -> list[Change]:
+    def changes(self, own: Sequence[Change]) -> list[Change]:
         """Return everything to write: the step's own changes, the migrated keys, and the marks."""
         mine = {key: list(changes) for key, changes in groupby(own, lambda change: change.key)}
         self.migrate_keys(list(mine))

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, time
-from functools import partial
-from itertools import repeat
-from operator import is_, itemgetter
+from itertools import compress
+from operator import is_not, itemgetter
 from typing import Any
 
 import msgspec
 
 from millpond.codec import IMMUTABLE, Codec
-from millpond.log.segment import Change
+from millpond.log.segment import Change, SingleCellChanges
 from millpond.replica import View
 
 ONLY_CELL = b""  # the one cell of a key
@@ -62,7 +61,7 @@ class SingleValues:
         """Return the value of each key: an immutable one, `Packed`, ABSENT or DROPPED."""
         if self._saved is not None:
             self._held.update(zip(self._saved[0], self._saved[2], strict=True))
-            self._note(*self._saved)
+            self._changed.update(zip(*_differing(*self._saved), strict=True))
             self._saved = None
         held = self._held
         if not held:
@@ -89,18 +88,9 @@ class SingleValues:
         """Hold the new values of keys; those that differ from what was loaded are changes."""
         if self._held:
             self._held.update(zip(keys, after, strict=True))
-            self._note(keys, before, after)
+            self._changed.update(zip(*_differing(keys, before, after), strict=True))
         else:  # most batches load each key once, and need no lookup by key
             self._saved = (keys, before, after)
-
-    def _note(self, keys: Sequence[bytes], before: Sequence[Any], after: Sequence[Any]) -> None:
-        changed = self._changed
-        if any(map(is_, before, after)):
-            for key, old, new in zip(keys, before, after, strict=True):
-                if new is not old:
-                    changed[key] = new
-        else:
-            changed.update(zip(keys, after, strict=True))
 
     def pack(self, value: Any, old: Any) -> Any:
         """Return a value as it is held; the old object if nothing has changed."""
@@ -109,30 +99,31 @@ class SingleValues:
         data = self._codec.encode(value)
         return old if old.__class__ is Packed and old.data == data else Packed(data)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> Sequence[Change]:
         """Return what this batch has changed, sorted by key."""
-        if self._saved is not None:
-            self._note(*self._saved)
-        changed = self._changed
-        keys = sorted(changed)
-        values = list(map(changed.__getitem__, keys))
-        if _SPECIAL.isdisjoint(map(type, values)):
-            texts: list[bytes | None] = [*self._codec.encode_many(values)]
+        if self._saved is None:
+            keys, values = list(self._changed), list(self._changed.values())
         else:
-            encoded = iter(self._codec.encode_many([value for value in values if type(value) not in _SPECIAL]))
-            texts = [
-                value.data if type(value) is Packed else None if type(value) is _Absent else next(encoded)
-                for value in values
-            ]
-        return all_changes(keys, texts)
+            keys, values = _differing(*self._saved)
+        ordered = sorted(keys)
+        if ordered != keys:
+            values = list(map(dict(zip(keys, values, strict=True)).__getitem__, ordered))
+        return SingleCellChanges(ordered, self._encode(values))
+
+    def _encode(self, values: list[Any]) -> list[bytes | None]:
+        if _SPECIAL.isdisjoint(map(type, values)):
+            return [*self._codec.encode_many(values)]
+        encoded = iter(self._codec.encode_many([value for value in values if type(value) not in _SPECIAL]))
+        return [
+            value.data if type(value) is Packed else None if type(value) is _Absent else next(encoded)
+            for value in values
+        ]
 
 
-def all_changes(keys: Sequence[bytes], values: Sequence[bytes | None]) -> list[Change]:
-    """Return the changes of the one cell of many keys, made without a Python call for each."""
-    return list(map(make_change, zip(keys, repeat(b""), values, repeat(None), repeat(None), strict=False)))
-
-
-make_change = partial(tuple.__new__, Change)
+def _differing(keys: Sequence[bytes], before: Sequence[Any], after: Sequence[Any]) -> tuple[list[bytes], list[Any]]:
+    """Return the keys whose value is another object than before, and these values."""
+    differs = list(map(is_not, before, after))
+    return list(compress(keys, differs)), list(compress(after, differs))
 
 
 def is_surely_encodable(value: Any) -> bool:

@@ -8,6 +8,7 @@ batch that do not fit columns on, its rows are added one by one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -127,7 +128,7 @@ class RunningAggregate(Running):
         if self._cells is not None:
             self._cells.expire()
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> Sequence[Change]:
         return self._values.changes() if self._cells is None else self._cells.changes()
 
 

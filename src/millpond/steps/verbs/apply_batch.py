@@ -150,7 +150,7 @@ class RunningApplyBatch(Running):
             )
         return find_keys(table, distinct), self._step.columns.to_states(table)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> Sequence[Change]:
         return self._states.changes()
 
 

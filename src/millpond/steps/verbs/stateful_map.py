@@ -10,8 +10,9 @@ orders.key_by("customer").stateful_map("total", add_up, initial=0)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import NoneType
 from typing import Any, ClassVar, Self
 
@@ -64,10 +65,12 @@ class RunningMap(Running):
     def __init__(self, step: StatefulMapStep, context: StepContext) -> None:
         self._step, self._context = step, context
         self._values = SingleValues(step.name, context.view, context.codec)
+        self._has_fixed_initial = step.initial.__class__ in IMMUTABLE
 
     def run(self, rows: Rows, side: int = 0) -> Iterator[Rows]:
-        keys = rows.keys
-        assert keys is not None
+        assert rows.keys is not None
+        keys = rows.keys.in_order()
+        rows = Rows(rows.data, rows.order, form=rows.form, times=rows.times, keys=keys)
         before = self._values.load(keys.encoded)
         states, names = list(before), keys.objects
         if self._context.may_emit_in_parts:
@@ -80,69 +83,38 @@ class RunningMap(Running):
         """Return the outputs of some rows, and update `states`, which has one of each key of the batch."""
         outputs: list[Any] = []  # one for every row, None where there is none
         objects, index = rows.keyed_objects()
-        pack, decode = self._values.pack, self._context.codec.decode
-        f, first_state = self._step.f, self._step.first_state
-        emit = outputs.append
-
-        def once(k: int, row: Any) -> None:
-            old = states[k]
-            if old.__class__ is Packed:
-                state = decode(old.data)
-            elif old is ABSENT or old is DROPPED:
-                state = first_state()
-            else:
-                state = old
-            output, new = output_and_state(f(names[k], row, state))
-            if new is None:
-                states[k] = ABSENT if old is ABSENT else DROPPED
-            else:
-                states[k] = pack(new, old)
-            emit(output)
-
-        def once_again(i: int, k: int) -> None:
-            try:
-                once(k, own_copy(objects[i]))
-            except FAULTS as error:
-                add_shape_note(error, self._step, states[k], decode)
-                raise
-
-        # The loop spells `once` out for the common case, a state that cannot be changed in place:
-        # the call would be a third of the work.
+        f, initial, has_fixed_initial = self._step.f, self._step.initial, self._has_fixed_initial
         given = [own_copy(row) for row in objects] if self._step.copies_rows else objects
         left = zip(index, given, strict=True)
         while True:
+            result: Any = None
             try:
+                # `_call` for each row, written out for states that are immutable: the calls would be half the work.
                 for k, row in left:
                     old = states[k]
                     if old.__class__ in IMMUTABLE:
-                        result = f(names[k], row, old)
-                        if result.__class__ is not tuple or len(result) != 2:
-                            output_and_state(result)
-                        output, new = result
-                        if new.__class__ in SURELY_ENCODABLE:
-                            states[k] = new
-                        else:
-                            states[k] = DROPPED if new is None else pack(new, old)
-                        emit(output)
+                        state = old
+                    elif old is ABSENT and has_fixed_initial:
+                        state = initial
                     else:
-                        once(k, row)
+                        state = self._state_of(old)
+                    result = f(names[k], row, state)
+                    output, new = result if result.__class__ is tuple else output_and_state(result)
+                    states[k] = new if new.__class__ in SURELY_ENCODABLE else self._held(new, old)
+                    outputs.append(output)
                 break
-            except FAULTS as error:
+            except FAULTS as raised:
+                error: BaseException = raised
+                if result.__class__ is tuple and len(result) != 2:  # so this row's result could not be unpacked
+                    error = wrong_result(result)
                 i = len(outputs)
-                add_shape_note(error, self._step, states[k], decode)
-                self._context.failures.handle(
-                    self._step.on_error,
-                    self._step.name,
-                    error,
-                    FailedRow(
-                        key=names[k],
-                        row=objects[i],
-                        order=rows.order[i],
-                        again=lambda i=i, k=k: once_again(i, k),  # type: ignore[misc]
-                    ),
-                )
+                key, row = names[index[i]], objects[i]
+                add_shape_note(error, self._step, states[index[i]], self._context.codec.decode)
+                again = partial(self._call_again, key, row, index[i], states, outputs)
+                failed = FailedRow(key=key, row=row, order=rows.order[i], again=again)
+                self._context.failures.handle(self._step.on_error, self._step.name, error, failed)
                 if len(outputs) == i:
-                    emit(None)
+                    outputs.append(None)
         if NoneType not in set(map(type, outputs)):  # one output per row, as most functions have it
             return rows.with_data(outputs)
         found = Outputs(rows)
@@ -151,10 +123,36 @@ class RunningMap(Running):
                 found.add(i, output)
         return found.rows()
 
+    def _call(self, key: Any, row: Any, old: Any) -> tuple[Any, Any]:
+        """Call the user's function for one row; return its output, and the new state as it is held."""
+        output, new = output_and_state(self._step.f(key, row, self._state_of(old)))
+        return output, self._held(new, old)
+
+    def _call_again(self, key: Any, row: Any, k: int, states: list[Any], outputs: list[Any]) -> None:
+        """Make another attempt at a row that failed, whose key is the k-th."""
+        try:
+            output, states[k] = self._call(key, own_copy(row), states[k])
+        except FAULTS as error:
+            add_shape_note(error, self._step, states[k], self._context.codec.decode)
+            raise
+        outputs.append(output)
+
+    def _state_of(self, old: Any) -> Any:
+        """Return the state that the user's function gets where `old` is held."""
+        if old.__class__ is Packed:
+            return self._context.codec.decode(old.data)
+        return self._step.first_state() if is_absent(old) else old
+
+    def _held(self, new: Any, old: Any) -> Any:
+        """Return what is held after the user's function returned the state `new`."""
+        if new is None:
+            return ABSENT if old is ABSENT else DROPPED
+        return self._values.pack(new, old)
+
     def end(self) -> None:
         return None
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> Sequence[Change]:
         return self._values.changes()
 
 
@@ -206,7 +204,11 @@ def output_and_state(result: Any) -> tuple[Any, Any]:
     """
     if result.__class__ is tuple and len(result) == 2:
         return result
-    raise InvalidUse(f"expected (output, state), a tuple of two, and the function returned {short_repr(result)}")
+    raise wrong_result(result)
+
+
+def wrong_result(result: Any) -> InvalidUse:
+    return InvalidUse(f"expected (output, state), a tuple of two, and the function returned {short_repr(result)}")
 
 
 def add_shape_note(error: BaseException, step: StatefulMapStep, state: Any, decode: Callable[[bytes], Any]) -> None:

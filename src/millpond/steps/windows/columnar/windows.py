@@ -18,11 +18,10 @@ import pyarrow.compute as pc
 
 from millpond.aggregations.kinds import traits_of
 from millpond.codec import decode_keys
-from millpond.log.segment import Change
+from millpond.log.segment import Change, make_change
 from millpond.replica.cell_format import store_key as place_of
 from millpond.rows.number_columns import Array, Column, read_columns
 from millpond.rows.rows import ENDING, Keys, Rows, Times
-from millpond.steps.state.single import make_change
 from millpond.steps.windows.cell_names import extent_of, window_cell
 from millpond.steps.windows.columnar.groups import Groups, group_rows
 from millpond.steps.windows.hopping import Grid, HoppingAssigner
