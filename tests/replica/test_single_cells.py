@@ -11,7 +11,15 @@ import lmdb
 import pytest
 
 from millpond.codec import Codec
-from millpond.log.segment import Change, SingleCellChanges, changes_table, have_times
+from millpond.log.segment import (
+    Change,
+    SegmentOrigin,
+    SingleCellChanges,
+    changes_table,
+    have_times,
+    pack_state,
+    unpack_state,
+)
 from millpond.replica import cell_format as cells
 from millpond.replica.lmdb_store import RecordChanges, Replica
 from millpond.replica.lmdb_view import LmdbView
@@ -38,7 +46,25 @@ def test_they_are_the_sequence_of_the_same_changes(values: list[bytes | None]) -
     assert list(held[1:]) == plain[1:] and held[-1] == plain[-1]
     assert {type(change) for change in held} == {Change}
     assert [bisect_left(held, (key, b"")) for key in (b'"a"', b'"b"', b'"bb"', b'"d"')] == [0, 1, 2, 3]
+    assert held == plain and plain == held and held != plain[1:]
     assert changes_table(held).equals(changes_table(plain))
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_held_as_columns"),
+    [
+        ([Change(b"1", b"", b"1"), Change(b"2", b"", None)], True),
+        ([Change(b"1", b"", b"1"), Change(b"1", b"v:x", b"2")], False),
+        ([Change(b"1", b"", b"1"), Change(b"2", b"", b"2", 5)], False),
+        ([Change(b"1", b"", b"1", None, 5), Change(b"2", b"", b"2")], False),
+        ([], True),
+    ],
+    ids=["one cell per key", "named cells", "event times", "times of the clock", "none"],
+)
+def test_a_segment_is_read_as_columns_if_nothing_is_lost(changes: list[Change], is_held_as_columns: bool) -> None:
+    read = unpack_state(bytes(pack_state(changes, SegmentOrigin("app", "s", 0, 1))))
+    assert read == changes
+    assert isinstance(read, SingleCellChanges) is is_held_as_columns
 
 
 def test_no_changes_make_an_empty_table_of_the_same_types() -> None:

@@ -86,6 +86,11 @@ class SingleCellChanges(Sequence[Change]):
             return SingleCellChanges(self.keys[place], self.values[place])
         return Change(self.keys[place], b"", self.values[place])
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list has none
+
     def __iter__(self) -> Iterator[Change]:
         return map(make_change, zip(self.keys, repeat(b""), self.values, repeat(None), repeat(None), strict=False))
 
@@ -201,13 +206,17 @@ def _cut_points(sizes: np.ndarray[Any, Any]) -> list[int]:
     return ends
 
 
-def unpack_state(data: bytes) -> list[Change]:
+def unpack_state(data: bytes) -> Sequence[Change]:
     """Decode the changes of a state segment, in order."""
     return read_changes(state_table(data))
 
 
-def read_changes(table: pa.Table) -> list[Change]:
+def read_changes(table: pa.Table) -> Sequence[Change]:
     """Return the rows of a table of state as changes."""
+    has_times = any(table.column(name).null_count < len(table) for name in ("due", "wall"))
+    if not has_times and not pc.any(pc.not_equal(table.column("cell"), "")).as_py():
+        keys: list[Any] = _column_bytes(table.column("key"))
+        return SingleCellChanges(keys, _column_bytes(table.column("value")))
     columns: list[list[Any]] = [_column_bytes(table.column(name)) for name in ("key", "cell", "value")]
     for name in ("due", "wall"):
         column = table.column(name)
@@ -256,7 +265,7 @@ def _column_bytes(column: pa.ChunkedArray) -> list[bytes | None]:
     return values
 
 
-def unpack_key(data: bytes, key: bytes) -> list[Change]:
+def unpack_key(data: bytes, key: bytes) -> Sequence[Change]:
     """Decode the changes of one key in a state segment."""
     file, wanted = _segment_file(data), key.decode()
     groups = [i for i in range(file.metadata.num_row_groups) if _may_hold(file.metadata.row_group(i), wanted)]

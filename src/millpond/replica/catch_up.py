@@ -78,9 +78,10 @@ class PartitionChanges:
         return {step: self._read(files) for step, files in mine.items()}
 
     def _read(self, files: list[Pointer]) -> Sequence[Change]:
-        if len(files) == 1 and files[0].path in _written:
-            return _written.pop(files[0].path)
-        return list(read_segment_changes(self.storage, files))
+        if len(files) != 1:
+            return list(read_segment_changes(self.storage, files))
+        held = _written.pop(files[0].path, None)
+        return segment.unpack_state(checked.read_file(self.storage, files[0])) if held is None else held
 
 
 @contextmanager

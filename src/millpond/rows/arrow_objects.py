@@ -143,9 +143,10 @@ def _to_dates(column: pa.ChunkedArray) -> list[Any] | None:
 
 def _to_microseconds(column: pa.ChunkedArray, factor: int) -> np.ndarray[Any, Any] | None:
     """Return a column of times in units of `factor` microseconds as microseconds; None if one is out of range."""
-    numbers = column.cast(pa.int64()).fill_null(0).to_numpy()
+    whole = column.cast(pa.int64())
+    numbers: np.ndarray[Any, Any] = (whole.fill_null(0) if whole.null_count else whole).to_numpy()
     if FIRST // factor <= numbers.min() and numbers.max() <= LAST // factor:
-        return numbers * factor  # type: ignore[no-any-return]
+        return numbers if factor == 1 else numbers * factor
     return None
 
 
