@@ -8,7 +8,7 @@ from typing import Any
 from millpond.aggregations.base import Aggregation, Field, incomparable, make_label, reader, show, single_value
 from millpond.aggregations.columns import max_groups, min_groups
 from millpond.aggregations.kinds import AccumulatorKind, register_kind
-from millpond.aggregations.running import run_max, run_min
+from millpond.aggregations.running_columns import run_max, run_min
 from millpond.codec import copy_value
 from millpond.errors import InvalidUse
 

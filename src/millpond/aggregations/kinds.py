@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.aggregations.columns import GroupedValues
 from millpond.aggregations.gathered import Gathered
-from millpond.aggregations.running import KeyGroups, RunningResults
+from millpond.aggregations.running_columns import KeyGroups, RunningResults
 from millpond.rows.number_columns import Column
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from millpond.aggregations.base import Aggregation, Field, make_label, reader, repr_with_type
 from millpond.aggregations.columns import count_groups, mean_groups, sum_groups
 from millpond.aggregations.kinds import AccumulatorKind, register_kind
-from millpond.aggregations.running import run_count, run_mean, run_sum
+from millpond.aggregations.running_columns import run_count, run_mean, run_sum
 from millpond.errors import InvalidUse
 
 _COUNT = register_kind(

@@ -120,7 +120,7 @@ def test_columns_and_rows_come_to_the_same(values, form, data, tmp_path_factory)
     batches = data.draw(st.lists(chunks, min_size=1, max_size=4))
     formed = [[FORMS[form](chunk) or chunk for chunk in batch] for batch in batches]
     at_once = data.draw(st.sampled_from([0, 1, 256]), label="keys at once")
-    with patch("millpond.aggregations.running.MIN_KEYS_AT_ONCE", at_once):
+    with patch("millpond.aggregations.running_columns.MIN_KEYS_AT_ONCE", at_once):
         both_ways(formed, tmp_path_factory)
 
 
@@ -142,7 +142,7 @@ def test_floats_are_added_in_the_order_of_the_rows(tmp_path_factory):
     tenths = [row(0.1 * (i % 7), "abc"[min(i % 5, 2)]) for i in range(400)]
     big = [row(1e16, "a"), row(1.0, "a"), row(-1e16, "a")]
     for at_once in (0, 1, 2, 256):
-        with patch("millpond.aggregations.running.MIN_KEYS_AT_ONCE", at_once), never_row_by_row():
+        with patch("millpond.aggregations.running_columns.MIN_KEYS_AT_ONCE", at_once), never_row_by_row():
             found = traces([[columns_of(tenths)], [columns_of(big)]], BY_COLUMN, tmp_path_factory.mktemp("columns"))
         with row_by_row():
             assert found == traces([[tenths], [big]], BY_COLUMN, tmp_path_factory.mktemp("rows"))

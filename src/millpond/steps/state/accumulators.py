@@ -19,7 +19,7 @@ class StoredAccumulators(NamedTuple):
     whole: list[dict[str, Any]] | None  # of each key: all that is stored; None if it is just these accumulators
 
 
-class _Pair(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+class _StoredAccumulator(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     kind: str
     accumulator: Any
 
@@ -36,7 +36,7 @@ class AccumulatorTexts:
         if not any("$" in name or "\\" in codec.encode(name).decode() for name in aggregations):
             shape = msgspec.defstruct(
                 "Accumulators",
-                [(slot, _Pair) for slot in self._slots],
+                [(slot, _StoredAccumulator) for slot in self._slots],
                 rename=dict(zip(self._slots, aggregations, strict=True)),
                 forbid_unknown_fields=True,
                 gc=False,

@@ -19,7 +19,7 @@ from millpond.steps.base import Running, StepContext
 from millpond.steps.kind import Step, StoredKey, call_for_rows, is_expiring
 from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.single import Packed, SingleValues, is_absent
-from millpond.steps.verbs.aggregate_columns import ColumnarAggregate, fields_as_columns
+from millpond.steps.verbs.aggregate_columns import ColumnarAggregate, fields_to_read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class AggregateStep(Step):
     @property
     def can_use_columns(self) -> bool:
         """Whether rows may be added by columns, if they fit."""
-        return not self.takes_back and fields_as_columns(self.aggregations) is not None
+        return not self.takes_back and fields_to_read(self.aggregations) is not None
 
     def begin(self, context: StepContext) -> Running:
         return RunningAggregate(self, context)

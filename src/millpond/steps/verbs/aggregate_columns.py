@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from millpond.aggregations import Aggregation
 from millpond.aggregations.kinds import reads_by_name, traits_of
-from millpond.aggregations.running import KeyGroups
+from millpond.aggregations.running_columns import KeyGroups
 from millpond.codec import Codec
 from millpond.errors import MillpondError
 from millpond.rows.number_columns import read_columns
@@ -32,7 +32,7 @@ class ColumnarAggregate:
         self, aggregations: dict[str, Aggregation], key_names: tuple[str, ...], values: SingleValues, codec: Codec
     ) -> None:
         self._aggregations, self._key_names, self._values = aggregations, key_names, values
-        self._fields = fields_as_columns(aggregations) or ()
+        self._fields = fields_to_read(aggregations) or ()
         self._texts = AccumulatorTexts(aggregations, codec)
 
     def run(self, rows: Rows) -> Rows | None:
@@ -69,7 +69,7 @@ class ColumnarAggregate:
         return Rows(pa.table(outputs), rows.order, form="arrow", times=rows.times, keys=keys)
 
 
-def fields_as_columns(aggregations: dict[str, Aggregation]) -> tuple[str, ...] | None:
+def fields_to_read(aggregations: dict[str, Aggregation]) -> tuple[str, ...] | None:
     """Return the fields that aggregations read as columns; None if they have to look at each row."""
     if not all(traits_of(a).run_groups is not None and reads_by_name(a) for a in aggregations.values()):
         return None

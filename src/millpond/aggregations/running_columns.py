@@ -16,7 +16,7 @@ import pyarrow as pa
 from millpond.rows.number_columns import Array, Column
 
 MIN_KEYS_AT_ONCE = 256  # for fewer keys, a call of NumPy per key is faster than one per row of a key
-_MAX_SUM = 1 << 62
+_MAX_TOTAL = 1 << 62
 _MAX_EXACT_FLOAT = 1 << 53  # whole numbers up to this one are floats without rounding
 
 
@@ -91,7 +91,7 @@ def run_sum(groups: KeyGroups, column: Column | None, before: Sequence[Any]) -> 
     is_int = column.values.dtype == np.int64
     if not is_int and _starts_without(groups, column, before, (type(None), int)):
         return None  # the result is a whole number until a float comes
-    found = _sums(groups, column, before, _MAX_SUM)
+    found = _sums(groups, column, before, _MAX_TOTAL)
     return None if found is None else RunningResults(pa.array(found[0]), found[1])
 
 
@@ -114,12 +114,12 @@ def run_mean(groups: KeyGroups, column: Column | None, before: Sequence[Any]) ->
 
 def run_min(groups: KeyGroups, column: Column | None, before: Sequence[Any]) -> RunningResults | None:
     """Return the results of `min`, and its accumulators; None if it has to be done row by row."""
-    return _extremes(np.minimum, groups, column, before)
+    return _run_extremes(np.minimum, groups, column, before)
 
 
 def run_max(groups: KeyGroups, column: Column | None, before: Sequence[Any]) -> RunningResults | None:
     """Return the results of `max`, and its accumulators; None if it has to be done row by row."""
-    return _extremes(np.maximum, groups, column, before)
+    return _run_extremes(np.maximum, groups, column, before)
 
 
 def _sums(groups: KeyGroups, column: Column, before: Sequence[Any], limit: int) -> tuple[Array, list[Any]] | None:
@@ -146,7 +146,7 @@ def _sums(groups: KeyGroups, column: Column, before: Sequence[Any], limit: int) 
     return running, after
 
 
-def _extremes(
+def _run_extremes(
     better: np.ufunc, groups: KeyGroups, column: Column | None, before: Sequence[Any]
 ) -> RunningResults | None:
     assert column is not None
@@ -196,7 +196,7 @@ def _int_array(numbers: Sequence[Any]) -> Array | None:
         found = np.array(numbers, np.int64)
     except OverflowError:
         return None
-    return found if _largest(found) < _MAX_SUM else None
+    return found if _largest(found) < _MAX_TOTAL else None
 
 
 def _largest(values: Array) -> int:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millpond.aggregations import aggregation_of
 from millpond.aggregations.kinds import KINDS
-from millpond.aggregations.running import KeyGroups
+from millpond.aggregations.running_columns import KeyGroups
 from millpond.rows.number_columns import Column
 
 RUNS = {name: kind.run_groups for name, kind in KINDS.items() if kind.run_groups is not None}
@@ -34,7 +34,7 @@ def one_by_one(keys: Sequence[int], values: list[float], first: float) -> tuple[
 )
 def test_each_row_is_added_to_its_key_in_order(rows, at_once):
     keys, values = map(list, zip(*rows, strict=True))
-    with patch("millpond.aggregations.running.MIN_KEYS_AT_ONCE", at_once):
+    with patch("millpond.aggregations.running_columns.MIN_KEYS_AT_ONCE", at_once):
         groups = KeyGroups(np.array(keys), 7)
     running, last = groups.accumulate(np.add, np.array(values), np.full(len(groups.keys), 0.1))
     expected, by_key = one_by_one(keys, values, 0.1)
