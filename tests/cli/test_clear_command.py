@@ -64,6 +64,6 @@ def test_it_is_refused_while_the_app_runs(millpond: Millpond, running: Running) 
     Heartbeat(open_storage("state"), "orders", "d1", SystemClock()).beat(7)
     result = millpond("clear", "--yes")
     assert result.exit_code == 1
-    running_there = f"clear_state: app 'orders' is running on {socket.gethostname()}, process {os.getpid()}, "
+    running_there = f"clear_state: app 'orders' is running on {socket.gethostname()}, process {os.getpid()}: "
     assert result.stderr.startswith(f"error: {running_there}") and "--force" in result.stderr
     assert totals() == {"ann": 3}
