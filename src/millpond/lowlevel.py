@@ -2,7 +2,7 @@
 
     sources  Source; SnapshotSource, BoundedSource, LearningSource, WaitingSource; Split, Chunk, Limit, JsonLines,
              BadRow
-    sinks    Sink, FrameSink, RollbackSink, RegisteredSink; Delivery, Registration
+    sinks    Sink, TableSink, FrameSink, RollbackSink, RegisteredSink; Delivery, Registration
     apps     program, storage, run_with, Settings, Storage
 
 The docstrings of the protocols say when each method is called, how often, on which machine, and what a failure means.
@@ -20,7 +20,7 @@ from millpond.driver.loop import Settings
 from millpond.driver.settings import Hook
 from millpond.log.jobs import ProgressCallback
 from millpond.pipeline.graph import Program
-from millpond.sinks.base import Delivery, FrameSink, RegisteredSink, Registration, RollbackSink, Sink
+from millpond.sinks.base import Delivery, FrameSink, RegisteredSink, Registration, RollbackSink, Sink, TableSink
 from millpond.sources.base import (
     BadRow,
     BoundedSource,
@@ -53,6 +53,7 @@ __all__ = [
     "Source",
     "Split",
     "Storage",
+    "TableSink",
     "WaitingSource",
     "program",
     "run_with",

@@ -1,22 +1,28 @@
 """Parcels: the outputs of one batch and partition for one sink, on their way from the segments to the sink.
 
-A sink is called on the driver or in a worker, as its `where` says; `hand_over` is the same for both.
+A sink is given a table if it takes tables and all rows are uniform, and otherwise a list of objects. It is called on
+the driver or in a worker, as its `where` says; `hand_over` is the same for both.
 """
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from millpond.codec import Codec
 from millpond.errors import MillpondError, StepFailed
-from millpond.log import checked, segment
+from millpond.log import checked
 from millpond.log.checked import Pointer
 from millpond.log.record import Record
-from millpond.sinks.base import Delivery, Sink
+from millpond.log.segment import OutputRows, unpack_outputs
+from millpond.rows.typed_columns import merge_columns
+from millpond.sinks.base import Delivery, Sink, TableSink
 from millpond.steps.failure import FAULTS
 from millpond.storage import Storage
 
@@ -48,17 +54,33 @@ def parcels_of(record: Record, sink: str) -> list[Parcel]:
     ]
 
 
-def read_parcel(storage: Storage, codec: Codec, parcel: Parcel) -> list[Any]:
-    """Read the rows of a parcel, in the order of the rows that caused them."""
-    orders, texts = [], []
-    for part in parcel.segments:
-        order, rows = segment.unpack_outputs(checked.read_file(storage, part))
-        orders.append(order)
-        texts += rows
-    place = np.concatenate(orders)
-    if len(place) > 1 and (np.diff(place) < 0).any():
-        texts = [texts[i] for i in np.argsort(place, kind="stable").tolist()]
-    return codec.decode_many(texts)
+class ParcelRows:
+    """The rows of a parcel, in the order of the rows that caused them: as a table if all are uniform, or as objects."""
+
+    def __init__(self, segments: Sequence[OutputRows], codec: Codec) -> None:
+        self._segments, self._codec = segments, codec
+        orders = np.concatenate([rows.orders for rows in segments])
+        is_sorted = len(orders) < 2 or not (np.diff(orders) < 0).any()
+        self._places = None if is_sorted else np.argsort(orders, kind="stable")
+
+    def objects(self) -> list[Any]:
+        """Return the rows as Python objects, new ones at each call."""
+        rows = [row for part in self._segments for row in part.objects(self._codec)]
+        return rows if self._places is None else [rows[i] for i in self._places.tolist()]
+
+    def table(self) -> pa.Table | None:
+        """Return the rows as a table with a column per field; None if they are not uniform, or if there are none."""
+        parts = [part for part in self._segments if len(part.orders)]
+        columns = [part.uniform for part in parts if part.uniform is not None]
+        together = merge_columns(columns) if columns and len(columns) == len(parts) else None
+        if together is None:
+            return None
+        return together.table if self._places is None else together.table.take(self._places)
+
+
+def read_parcel(storage: Storage, codec: Codec, parcel: Parcel) -> ParcelRows:
+    """Read the rows of a parcel."""
+    return ParcelRows([unpack_outputs(checked.read_file(storage, part)) for part in parcel.segments], codec)
 
 
 def hand_over(storage: Storage, codec: Codec, sink: Sink, parcel: Parcel) -> None:
@@ -67,8 +89,12 @@ def hand_over(storage: Storage, codec: Codec, sink: Sink, parcel: Parcel) -> Non
     What the sink raises becomes `StepFailed`; errors of Millpond, such as `Unavailable`, are raised as they are.
     """
     rows = read_parcel(storage, codec, parcel)
+    if isinstance(sink, TableSink) and (table := rows.table()) is not None:
+        deliver = partial(sink.deliver_table, table, parcel.delivery)
+    else:
+        deliver = partial(sink.deliver, rows.objects(), parcel.delivery)
     try:
-        sink.deliver(rows, parcel.delivery)
+        deliver()
     except MillpondError:
         raise
     except FAULTS as error:

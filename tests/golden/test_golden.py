@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden import open_columns
 from golden.program import NAME, app, feed, run, shown
 
 import millpond as mp
+from millpond.log.segment import unpack_outputs
 
 FORMATS = sorted(Path(__file__).parent.glob("format-*"))
 MORE = 5  # batches that come after what is there
@@ -56,7 +58,7 @@ def straight(golden: Path, folder: Path) -> tuple[Any, list[str]]:
 
 
 def test_there_is_a_state_directory_of_every_format() -> None:
-    assert [path.name for path in FORMATS] == ["format-1", "format-2"]
+    assert [path.name for path in FORMATS] == ["format-1", "format-2", "format-3"]
 
 
 def test_nothing_in_it_tells_of_the_machine_that_wrote_it(golden: Path) -> None:
@@ -137,3 +139,17 @@ def test_an_open_delivery_of_format_1_whose_file_is_there_is_not_delivered_again
     run(made)
     texts = [path.read_text() for path in sorted((tmp_path / "out").glob("*.jsonl"))]
     assert sorted(json.loads(line)["id"] for text in texts for line in text.splitlines()) == [0, 1, 2, 3, 4]
+
+
+def test_open_deliveries_of_columns_are_delivered_as_they_were(tmp_path: Path) -> None:
+    shutil.copytree(open_columns.HERE, tmp_path, dirs_exist_ok=True)
+    segments = {
+        path.relative_to(tmp_path / "state/columns/outputs").parts[0]: unpack_outputs(path.read_bytes())
+        for path in tmp_path.rglob("outputs/**/*.parquet")
+    }
+    for sink in ("totals", "typed", "shipments"):
+        assert segments[sink].uniform is not None
+    assert segments["mixed"].columns is not None and segments["mixed"].uniform is None
+    run(open_columns.app(tmp_path))
+    found = {sink: open_columns.delivered(tmp_path / "out" / sink) for sink in open_columns.SINKS}
+    assert found == expected(open_columns.HERE)

@@ -109,10 +109,10 @@ def test_a_folder_that_holds_another_apps_ledger_is_refused(storage):
 def test_a_record_of_a_newer_format_asks_for_an_upgrade(storage):
     finished(storage, ["a"])
     path = record_path(storage, 1)
-    body = storage.get(path)[len('{"checksum":"') + 32 + 2 :].replace(b'"format":2', b'"format":3', 1)
+    body = storage.get(path)[len('{"checksum":"') + 32 + 2 :].replace(b'"format":3', b'"format":4', 1)
     storage.put(path, b'{"checksum":"' + checksum(body).encode() + b'",' + body)
     with pytest.raises(
-        mp.errors.Incompatible, match="has format 3, and this version of Millpond reads formats 1 to 2: upgrade"
+        mp.errors.Incompatible, match="has format 4, and this version of Millpond reads formats 1 to 3: upgrade"
     ):
         TestDriver(counting(), storage=storage)
 
@@ -181,4 +181,8 @@ def test_segments_say_what_they_are(storage):
         "millpond.partition": "0",
         "millpond.batch": "1",
     }
-    assert rows_of(storage, segment_of(storage, "outputs", 1)) == [{"order": 0, "row": '{"key":"a","n":1}'}]
+    written = segment_of(storage, "outputs", 1)
+    assert rows_of(storage, written) == [{"order": 0, "row": None, "fields": {"key": "a", "n": 1}}]
+    found = pq.read_metadata(io.BytesIO(storage.get(written))).metadata
+    assert found[b"millpond.format"] == b"2"
+    assert found[b"millpond.rows"] == b'{"fields":[["key","str"],["n","int"]]}'

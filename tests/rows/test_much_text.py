@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import millpond as mp
+from millpond.codec import Codec
 from millpond.log import merge_runs as merge
 from millpond.log import segment
 from millpond.log.segment import Change, SegmentOrigin
-from millpond.steps.windows.panes import PaneTexts
+from millpond.steps.windows import panes
 from millpond.storage import open_storage
 
 ORIGIN = SegmentOrigin("much", "step", 0, 1)
@@ -64,11 +65,12 @@ def test_the_cells_of_one_key_stay_in_one_file(lowered: int) -> None:
 def test_outputs_of_one_call_are_cut_into_arrays(lowered: int) -> None:
     rows = [b'{"n":%d}' % n for n in range(300)]
     block = b"".join(row + b"\n" for row in rows)
-    arrays = segment._text_columns(block)
+    arrays = segment.text_columns(block)
     assert [text.encode() for array in arrays for text in array.to_pylist()] == rows
     assert (len(arrays) > 1) == (len(block) > lowered)
-    orders, found = segment.unpack_outputs(bytes(segment.pack_outputs(range(600), [block, block], ORIGIN)))
-    assert (orders.tolist(), found) == (list(range(600)), rows + rows)
+    packed = segment.pack_outputs(range(600), [block, block], ORIGIN, Codec())
+    found = segment.unpack_outputs(bytes(packed))
+    assert (found.orders.tolist(), found.objects(Codec())) == (list(range(600)), 2 * [{"n": n} for n in range(300)])
 
 
 def test_a_cell_that_is_there_twice_is_found() -> None:
@@ -118,7 +120,7 @@ def test_panes_that_are_more_text_than_one_array_holds_are_written_row_by_row(mo
         called.append(1)
         raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
 
-    monkeypatch.setattr(PaneTexts, "_join", too_much)
+    monkeypatch.setattr(panes, "typed_column", too_much)
     with mp.testing.TestDriver(app) as driver:
         driver.send("rows", [{"key": f"k{n % 3}", "at": n} for n in range(12)])
         found = [(row["key"], row["n"]) for row in driver.output("out")]

@@ -72,7 +72,7 @@ def read_datetime(tag: Tag) -> datetime:
     if len(tag) == 1:
         return value
     value = value.replace(fold=tag.get("fold", 0))
-    zone = _zone(tag.get("zone"))
+    zone = find_zone(tag.get("zone"))
     if zone is None:
         return value
     # If this machine has other rules for the zone than the writer, the instant is kept.
@@ -83,7 +83,7 @@ def read_datetime(tag: Tag) -> datetime:
 def read_time(tag: Tag) -> time:
     value = time.fromisoformat(tag["$time"]).replace(fold=tag.get("fold", 0))
     name = tag.get("zone")
-    zone = _zone(name)
+    zone = find_zone(name)
     if name is not None and zone is None:
         raise Unreadable(
             f"stored time {tag['$time']!r}: expected the time zone {name!r} on this machine, which does not "
@@ -127,7 +127,8 @@ _NO_OFFSET = (
 )
 
 
-def _zone(name: str | None) -> ZoneInfo | None:
+def find_zone(name: str | None) -> ZoneInfo | None:
+    """Return the time zone of this name, or None if this machine does not have it."""
     if name is None:
         return None
     try:

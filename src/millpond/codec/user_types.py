@@ -13,7 +13,8 @@ import functools
 import os
 import sys
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -42,22 +43,34 @@ class DataclassRecord:
     def __init__(self, cls: type) -> None:
         self._cls = cls
         self._fields = dataclasses.fields(cls)
-        self._names = [field.name for field in self._fields]
-        self._all = frozenset(self._names)
-        self._known = frozenset(self._names) | _cached_properties(cls)
+        self.names = tuple(field.name for field in self._fields)
+        self._all = frozenset(self.names)
+        self._known = frozenset(self.names) | _cached_properties(cls)
         # Plain attributes are copied at once; slots and other descriptors one by one.
-        self._is_plain = not any(hasattr(type(_class_attribute(cls, name)), "__set__") for name in self._names)
+        self._is_plain = not any(hasattr(type(_class_attribute(cls, name)), "__set__") for name in self.names)
 
     def take(self, value: Any) -> dict[str, Any]:
         if self._is_plain:
             fields: dict[str, Any] = value.__dict__
-            if len(fields) == len(self._names) and fields.keys() == self._all:
+            if len(fields) == len(self.names) and fields.keys() == self._all:
                 return fields.copy()
         _refuse_extras(value, self._known)
         try:
-            return {name: getattr(value, name) for name in self._names}
+            return {name: getattr(value, name) for name in self.names}
         except AttributeError:  # a field without a default may not be set yet
-            return {name: getattr(value, name) for name in self._names if hasattr(value, name)}
+            return {name: getattr(value, name) for name in self.names if hasattr(value, name)}
+
+    def take_columns(self, values: Sequence[Any]) -> list[list[Any]] | None:
+        """Return the fields of many values, a list for each of `names`; None if a value has more or less than them."""
+        if not self._is_plain:
+            return _attribute_columns(self._cls, self.names, values)
+        fields = list(map(vars, values))
+        if set(map(len, fields)) != {len(self.names)}:
+            return None
+        try:
+            return [list(map(itemgetter(name), fields)) for name in self.names]
+        except KeyError:
+            return None
 
     def build(self, fields: Mapping[str, Any]) -> Any:
         made: Any = object.__new__(self._cls)
@@ -85,20 +98,24 @@ class StructRecord:
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
-        self._names: tuple[str, ...] = cls.__struct_fields__  # type: ignore[attr-defined]
-        self._known = frozenset(self._names) | _cached_properties(cls)
+        self.names: tuple[str, ...] = cls.__struct_fields__  # type: ignore[attr-defined]
+        self._known = frozenset(self.names) | _cached_properties(cls)
         self._required = [field.name for field in msgspec.structs.fields(cls) if field.required]
 
     def take(self, value: Any) -> dict[str, Any]:
         _refuse_extras(value, self._known)
-        return {name: getattr(value, name) for name in self._names}
+        return {name: getattr(value, name) for name in self.names}
+
+    def take_columns(self, values: Sequence[Any]) -> list[list[Any]] | None:
+        """As `DataclassRecord.take_columns`."""
+        return _attribute_columns(self._cls, self.names, values)
 
     def build(self, fields: Mapping[str, Any]) -> Any:
         for name in self._required:
             if name not in fields:
                 raise _missing_field(self._cls, name)
         try:
-            return self._cls(**{name: fields[name] for name in self._names if name in fields})
+            return self._cls(**{name: fields[name] for name in self.names if name in fields})
         except (TypeError, ValueError) as error:
             raise Unreadable(
                 f"stored value of type {type_name(self._cls)}: expected fields that the type takes, "
@@ -312,6 +329,15 @@ def _cached_properties(cls: type) -> frozenset[str]:
         for name, attribute in vars(base).items()
         if isinstance(attribute, functools.cached_property)
     )
+
+
+def _attribute_columns(cls: type, names: tuple[str, ...], values: Sequence[Any]) -> list[list[Any]] | None:
+    if cls.__dictoffset__ or not all(map(str.isidentifier, names)):  # there may be attributes that are not fields
+        return None
+    try:
+        return [list(map(attrgetter(name), values)) for name in names]
+    except AttributeError:
+        return None
 
 
 def _refuse_extras(value: Any, known: frozenset[str]) -> None:

@@ -178,6 +178,15 @@ class Codec:
             raise _corrupt_value(error, data) from error
         return self._untag_text(values, data) if _may_be_tagged(data) else values
 
+    def build_records(self, name: str, fields: Sequence[dict[str, Any]]) -> list[Any]:
+        """Return values of the type of a stored name, one of each dict of fields.
+
+        >>> Codec(unknown="plain").build_records("gone:Pallet", [{"id": 7}])
+        [{'id': 7}]
+        """
+        build = self._builder(name)
+        return [self._build(build, each) for each in fields]
+
     def _untag_text(self, value: Any, text: bytes) -> Any:
         try:
             return self._untag(value)
@@ -218,19 +227,24 @@ class Codec:
             raise
 
     def _read_record(self, tag: Tag) -> Any:
-        name = tag["$type"]
+        build = self._builder(tag["$type"])
+        return self._build(build, self._untag(tag["fields"]))
+
+    def _builder(self, name: str) -> Callable[[Any], Any] | None:
+        """Return the function that makes values of a stored type of their fields; None if it is unknown here."""
         build = self._builds.get(name)
         if build is None:
             cls = self._find(name)
-            if cls is None:
-                return self._untag(tag["fields"])
-            record = user_types.record_type_of(cls)
-            if record is None:
-                if self._unknown == "plain":
-                    return self._untag(tag["fields"])
+            record = None if cls is None else user_types.record_type_of(cls)
+            if record is not None:
+                build = self._builds[name] = record.build
+            elif self._unknown != "plain":
                 raise _changed_kind_error(name, "a type with fields")
-            build = self._builds[name] = record.build
-        fields = self._untag(tag["fields"])
+        return build
+
+    def _build(self, build: Callable[[Any], Any] | None, fields: Any) -> Any:
+        if build is None:
+            return fields
         try:
             return build(fields)
         except Unreadable:

@@ -62,7 +62,7 @@ class Owner:
                 owner.last,
                 owner.check,
                 lambda ranges: void_deliveries(program, ledger, program.app, ranges),
-                lambda parcel: read_parcel(storage, Codec(program.types), parcel),
+                lambda parcel: read_parcel(storage, Codec(program.types), parcel).objects(),
             )
             void_deliveries(program, ledger, program.app, owner.last.void_ranges)
         owner._point, owner._details = LogPoint.of(owner.last), step_details(program, owner.last)

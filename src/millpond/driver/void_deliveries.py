@@ -45,7 +45,7 @@ def void_deliveries(program: Program, ledger: Ledger, app: str, ranges: SinkRang
 
         def rows(delivery: Delivery, given_up: Any = given_up) -> list[Any]:
             try:
-                return read_parcel(ledger.storage, codec, given_up[delivery])
+                return read_parcel(ledger.storage, codec, given_up[delivery]).objects()
             except Corrupt:  # the rows are needed for their columns only
                 return []
 

@@ -17,8 +17,8 @@ from msgspec import Struct, field
 
 from millpond.log.checked import Pointer
 
-FORMAT = 2
-READABLE_FORMATS = (1, 2)  # format 1 has no attempt in the ids of its deliveries
+FORMAT = 3
+READABLE_FORMATS = (1, 2, 3)  # 1: no attempt in the ids of deliveries. Before 3: no outputs that are columns
 
 # Records of older versions do not say which places their state has used: the batch numbers of any app that the state
 # was ever restored from. This is beyond all of them, and has room for as many again in the 12 digits of a cell's name.

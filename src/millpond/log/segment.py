@@ -11,8 +11,14 @@ A state segment has a row per changed cell, sorted by key and cell:
              whatever whole number the stream's times are; null when nothing is
     wall     the same by the clock, in microseconds since the epoch
 
-An output segment has a row per output: `order`, the place of the row that caused it, and `row`, the
-output as tagged JSON text.
+An output segment has a row per output:
+
+    order    the place of the input row that caused it
+    row      the output as tagged JSON text; null if it is in `fields`
+    fields   the output as a struct with a typed column per field; null if it is in `row`
+
+The column `fields` is there if some outputs are uniform (`rows.typed_columns`): then the segment has format 2, and
+`millpond.rows` in its metadata says what its rows have in common. Otherwise it has format 1, as all state segments.
 """
 
 from __future__ import annotations
@@ -23,15 +29,21 @@ from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias, overload
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-SEGMENT_FORMAT = "1"
-MOST_TEXT = (1 << 31) - 1  # bytes in one Arrow array of strings: its offsets have 32 bits
+from millpond.codec import Codec
+from millpond.errors import Incompatible
+from millpond.rows.typed_columns import Columns, RowLayout, fit_parts
 
-TextBlock: TypeAlias = bytes | pa.StringArray  # encoded values: lines of text, each with its end, or a column of them
+SEGMENT_FORMAT = "1"
+COLUMNAR_FORMAT = "2"  # of output segments with the column `fields`
+SEGMENT_FORMATS = (SEGMENT_FORMAT, COLUMNAR_FORMAT)
+LAYOUT = "millpond.rows"
+MOST_TEXT = (1 << 31) - 1  # bytes in one Arrow array of strings: its offsets have 32 bits
 
 STATE = pa.schema(
     [
@@ -47,7 +59,10 @@ STATE = pa.schema(
 LARGE_STATE = pa.schema(
     [pa.field(f.name, pa.large_string(), f.nullable) if f.type == pa.string() else f for f in STATE]
 )
+
+
 OUTPUT = pa.schema([pa.field("order", pa.int64(), nullable=False), pa.field("row", pa.string(), nullable=False)])
+OutputBlock: TypeAlias = bytes | Columns  # encoded rows, lines of text with their ends; or columns
 
 
 class Change(NamedTuple):
@@ -121,8 +136,8 @@ class SegmentOrigin:
         }
 
 
-def _to_parquet(table: pa.Table, origin: SegmentOrigin) -> memoryview:
-    table = table.replace_schema_metadata(origin.metadata())
+def _to_parquet(table: pa.Table, metadata: dict[str, str]) -> memoryview:
+    table = table.replace_schema_metadata(metadata)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="lz4", use_dictionary=False, write_statistics=[table.column_names[0]])
     return memoryview(sink.getvalue())
@@ -153,7 +168,7 @@ def changes_table(changes: Sequence[Change]) -> pa.Table:
 
 def pack_state(changes: Sequence[Change], origin: SegmentOrigin) -> memoryview:
     """Encode changes, sorted by key and cell, as a Parquet file."""
-    return _to_parquet(changes_table(changes), origin)
+    return _to_parquet(changes_table(changes), origin.metadata())
 
 
 def state_table(data: bytes) -> pa.Table:
@@ -163,12 +178,19 @@ def state_table(data: bytes) -> pa.Table:
 
 def _segment_file(data: bytes) -> pq.ParquetFile:
     # `pq.read_table` opens a dataset, whose threads have aborted processes at their exit.
-    return pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+    file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+    found = (file.metadata.metadata or {}).get(b"millpond.format", b"1").decode()
+    if found not in SEGMENT_FORMATS:
+        raise Incompatible(
+            f"a segment has format {found}, and this version of Millpond reads formats {SEGMENT_FORMATS[0]} to "
+            f"{SEGMENT_FORMATS[-1]}: upgrade Millpond."
+        )
+    return file
 
 
 def pack_table(table: pa.Table, origin: SegmentOrigin) -> memoryview:
     """Encode a table of state, sorted by key and cell, as a Parquet file."""
-    return _to_parquet(_with_file_types(table), origin)
+    return _to_parquet(_with_file_types(table), origin.metadata())
 
 
 def text_bytes(table: pa.Table) -> np.ndarray[Any, Any]:
@@ -224,27 +246,76 @@ def read_changes(table: pa.Table) -> Sequence[Change]:
     return list(map(Change._make, zip(*columns, strict=True)))
 
 
+@dataclass(frozen=True)
+class OutputRows:
+    """The rows of an output segment, in order. Those that are not in `columns` are text."""
+
+    orders: np.ndarray[Any, Any]
+    texts: pa.ChunkedArray  # null where a row is in the columns
+    columns: Columns | None
+
+    @property
+    def uniform(self) -> Columns | None:
+        """All rows as columns; None if some are text."""
+        return self.columns if self.texts.null_count == len(self.texts) else None
+
+    def objects(self, codec: Codec) -> list[Any]:
+        """Return the rows as Python objects."""
+        if self.columns is None:
+            return codec.decode_many(_column_bytes(self.texts))
+        rows = self.columns.objects(codec)
+        if len(rows) == len(self.orders):
+            return rows
+        texts, typed = iter(codec.decode_many(_column_bytes(self.texts.drop_null()))), iter(rows)
+        return [next(texts) if is_text else next(typed) for is_text in self.texts.is_valid().to_pylist()]
+
+
 def pack_outputs(
-    orders: Iterable[int] | np.ndarray[Any, Any], blocks: Sequence[TextBlock], origin: SegmentOrigin
+    orders: Iterable[int] | np.ndarray[Any, Any], blocks: Sequence[OutputBlock], origin: SegmentOrigin, codec: Codec
 ) -> memoryview:
-    """Encode outputs as a Parquet file; `orders` are the places of the rows that caused them."""
-    texts = [text for block in blocks for text in (_text_columns(block) if isinstance(block, bytes) else [block])]
-    columns = [pa.array(orders, pa.int64()), pa.chunked_array(texts, pa.string())]
-    return _to_parquet(pa.Table.from_arrays(columns, schema=OUTPUT), origin)
+    """Encode outputs as a Parquet file; `orders` are the places of the rows that caused them.
+
+    A segment has one layout, and columns that do not fit it become text. So do columns of more than two gigabytes,
+    because Parquet cannot return structs of that size.
+    """
+    order = pa.array(orders, pa.int64())
+    parts = {i: block for i, block in enumerate(blocks) if isinstance(block, Columns)}
+    if sum(part.table.nbytes for part in parts.values()) > MOST_TEXT:
+        parts = {}
+    if len(parts) > 1:
+        parts = fit_parts(parts)
+    structs = {i: part.table.to_struct_array() for i, part in parts.items()}
+    layout, kind = next(((part.layout, structs[i].type) for i, part in parts.items()), (None, None))
+    texts: list[pa.Array] = []
+    fields: list[pa.Array] = []
+    for i, block in enumerate(blocks):
+        if i in structs:
+            texts.append(pa.nulls(len(structs[i]), pa.string()))
+            fields += structs[i].chunks
+        else:
+            lines = text_columns(codec.encode_lines(block.objects(codec)) if isinstance(block, Columns) else block)
+            texts += lines
+            fields += [] if kind is None else [pa.nulls(len(column), kind) for column in lines]
+    text = pa.chunked_array(texts, pa.string())
+    if layout is None:
+        return _to_parquet(pa.Table.from_arrays([order, text], schema=OUTPUT), origin.metadata())
+    schema = pa.schema([OUTPUT.field("order"), pa.field("row", pa.string()), pa.field("fields", kind)])
+    table = pa.Table.from_arrays([order, text, pa.chunked_array(fields, kind)], schema=schema)
+    own = {"millpond.format": COLUMNAR_FORMAT, LAYOUT: msgspec.json.encode(layout).decode()}
+    return _to_parquet(table, origin.metadata() | own)
 
 
-def _text_columns(lines: bytes) -> list[pa.StringArray]:
-    """As `text_column`, for any number of bytes."""
+def text_columns(lines: bytes) -> list[pa.StringArray]:
+    """Return lines of text as columns, without a Python object for each; more than one if one cannot hold them."""
     if len(lines) <= MOST_TEXT:
-        return [text_column(lines)]
+        return [_text_column(lines)]
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")) + 1
     stops = [int(ends[stop - 1]) for stop in _cut_points(ends)]
     starts = [0, *stops[:-1]]
-    return [text_column(lines[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+    return [_text_column(lines[start:stop]) for start, stop in zip(starts, stops, strict=True)]
 
 
-def text_column(lines: bytes) -> pa.StringArray:
-    """Return lines of text as a column, without a Python object for each. They have less than two gigabytes."""
+def _text_column(lines: bytes) -> pa.StringArray:
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
     places = np.zeros(len(ends) + 1, np.int32)
     places[1:] = ends - np.arange(len(ends))
@@ -252,16 +323,19 @@ def text_column(lines: bytes) -> pa.StringArray:
     return pa.StringArray.from_buffers(len(ends), pa.py_buffer(places), pa.py_buffer(text))
 
 
-def unpack_outputs(data: bytes) -> tuple[np.ndarray[Any, Any], list[bytes]]:
-    """Decode the places and the encoded rows of an output segment, in order."""
+def unpack_outputs(data: bytes) -> OutputRows:
+    """Decode an output segment."""
     table = _segment_file(data).read(use_threads=False)
-    rows = _column_bytes(table.column("row"))
-    return table.column("order").to_numpy(), rows  # type: ignore[return-value]
+    columns = None
+    if "fields" in table.column_names:
+        layout = msgspec.json.decode(table.schema.metadata[LAYOUT.encode()], type=RowLayout)
+        columns = Columns(layout, pa.Table.from_struct_array(table.column("fields").drop_null()))
+    return OutputRows(table.column("order").to_numpy(), table.column("row"), columns)
 
 
-def _column_bytes(column: pa.ChunkedArray) -> list[bytes | None]:
+def _column_bytes(column: pa.ChunkedArray) -> list[Any]:
     kind = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
-    values: list[bytes | None] = column.cast(kind).to_pylist()
+    values: list[Any] = column.cast(kind).to_pylist()
     return values
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from millpond.codec import Codec, copy_value, decode_keys
 from millpond.errors import InvalidUse
-from millpond.rows.arrow_objects import column_to_list
+from millpond.rows.arrow_objects import make_dicts
 from millpond.timing import Time, Unit, as_user
 
 ENDING = 1 << 62  # the order of outputs that the end of a batch caused: they come after those of its rows
@@ -38,7 +38,7 @@ class BadInput(Exception):
 
 
 Numbers = Sequence[int] | np.ndarray[Any, Any]  # whole numbers, one per row
-Form = Literal["objects", "json", "arrow", "coded"]  # "coded": a column of values that the codec encoded
+Form = Literal["objects", "json", "arrow", "columns"]  # "arrow": a table, of any types; "columns": `Columns`, of dicts
 
 _json = msgspec.json.Decoder()
 _row_codec = Codec()
@@ -134,8 +134,8 @@ class Rows:
                 raise InvalidUse(f"a row cannot be made into Python objects: {error}") from error
         if self.form == "json":
             return _json.decode_lines(b"\n".join(self.data))
-        if self.form == "coded":
-            return _row_codec.decode_many([text.encode() for text in self.data.to_pylist()])
+        if self.form == "columns":
+            return self.data.objects(_row_codec)  # type: ignore[no-any-return]
         objects: list[Any] = self.data
         return objects
 
@@ -177,7 +177,7 @@ class Rows:
     def pick(self, rows: Sequence[int]) -> Rows:
         """Return the rows at these places, in this order; a place may occur more than once."""
         data: Any = self.data
-        is_column = self.form in ("arrow", "coded")
+        is_column = self.form in ("arrow", "columns")
         data = data.take(pa.array(rows, pa.int64())) if is_column else [data[i] for i in rows]
         return Rows(
             data,
@@ -251,28 +251,16 @@ class KeyedRowBuilder:
         )
 
 
-_makers: dict[tuple[str, ...], Any] = {}
-
-
 def table_to_dicts(table: pa.Table, keys: Keys | None = None) -> list[dict[str, Any]]:
     """Return a table's rows as dicts, about as fast as Python can. The column of `keys` is not decoded again."""
-    names = tuple(table.column_names)
+    names = table.column_names
     if not names:
         return [{} for _ in range(len(table))]
-    make = _makers.get(names)
-    if make is None:
-        # One comprehension with the names in it, compiled once per schema: half the time of dict(zip()).
-        variables = [f"v{i}" for i in range(len(names))]
-        items = ", ".join(f"{name!r}: {v}" for name, v in zip(names, variables, strict=True))
-        code = f"lambda columns: [{{{items}}} for {', '.join(variables)}, in zip(*columns)]"
-        make = _makers[names] = eval(code)
     columns = [
-        list(map(keys.objects.__getitem__, keys.index))
-        if keys is not None and name == keys.field
-        else column_to_list(column)
+        list(map(keys.objects.__getitem__, keys.index)) if keys is not None and name == keys.field else column
         for name, column in zip(names, table.columns, strict=True)
     ]
-    return make(columns)  # type: ignore[no-any-return]
+    return make_dicts(names, columns)
 
 
 def key_fields(names: tuple[str, ...], key: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from millpond.sinks.base import Delivery
 from millpond.sinks.console import ConsoleSink
 from millpond.sinks.dataframe import DataFrameSink
 from millpond.sinks.discard import DiscardSink
-from millpond.sinks.files import FileSink, SinkFormat
+from millpond.sinks.files import FileSink, ParquetFileSink, SinkFormat
 from millpond.sinks.function import FunctionSink
 from millpond.sinks.memory import MemorySink
 
@@ -78,7 +78,7 @@ def files(path: str | os.PathLike[str], format: SinkFormat = "jsonl") -> FileSin
     {"n":1}
     {"n":2}
     """
-    return FileSink(path, format)
+    return ParquetFileSink(path) if format == "parquet" else FileSink(path, format)
 
 
 def function(

@@ -1,7 +1,7 @@
 """The contract of sinks: a sink takes the outputs of each batch, one delivery per partition.
 
 A sink is a small class that anyone can write; `millpond.testing.sink_suite` checks one against this contract. `Sink` is
-required; `FrameSink`, `RollbackSink` and `RegisteredSink` are optional.
+required; `TableSink`, `FrameSink`, `RollbackSink` and `RegisteredSink` are optional.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
+
+import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,52 @@ class Sink(Protocol):
         again with the same delivery after `retry_after` seconds, for as long as it takes; later batches of this sink
         wait. Any other exception ends the run with `StepFailed`; the delivery stays open and is the first thing that
         the next run does.
+        """
+        ...
+
+
+@runtime_checkable
+class TableSink(Sink, Protocol):
+    """A sink that also takes outputs as columns, without a Python object per row. Optional.
+
+    `deliver_table` is called in the place of `deliver` if all rows of a delivery are uniform: all are dicts, or all of
+    one dataclass or Struct, with the same fields in the same order; and the values of each field are of one of the
+    types that `deliver_table` names, or None. Any other delivery comes to `deliver`, and so does one without rows. Both
+    must leave the same in the target. `RollbackSink` and `RegisteredSink` are always given lists of rows.
+
+    A delivery that is repeated may come to the other method, after an upgrade of Millpond or of the sink. It has the
+    same id, and must count once.
+
+    >>> import millpond as mp
+    >>> import pyarrow as pa
+    >>> import pyarrow.compute as pc
+    >>> class Sums:
+    ...     where = "driver"
+    ...     def __init__(self):
+    ...         self.held = {}
+    ...     def deliver(self, rows, delivery):
+    ...         self.held[delivery.id] = sum(row["n"] for row in rows)
+    ...     def deliver_table(self, table, delivery):
+    ...         self.held[delivery.id] = pc.sum(table["n"]).as_py()
+    >>> sink = Sums()
+    >>> sink.deliver_table(pa.table({"n": [1, 2]}), mp.lowlevel.Delivery("orders", "5e1f", "totals", 42, 0, "a7c0"))
+    >>> sink.where, sink.held, isinstance(sink, mp.lowlevel.TableSink)
+    ('driver', {'orders/5e1f/totals/42/0/a7c0': 3}, True)
+    """
+
+    def deliver_table(self, table: pa.Table, delivery: Delivery) -> None:
+        """Take the outputs of one partition and batch, at least one; on return they are durable.
+
+        The table has a column per field, in the order of the fields, and a row per output, in the order of the outputs.
+        A dataclass or Struct comes as its fields. None is null. The types of the columns are
+
+            str       string                      bytes     binary
+            int       int64                       date      date32
+            float     double                      datetime  timestamp[us], without a zone or in UTC
+            bool      bool                        None      null, if the field is None in all rows
+
+        The fields and their types may differ from delivery to delivery. A nan is not null. The method is called where
+        and when `deliver` is, and an exception means the same.
         """
         ...
 

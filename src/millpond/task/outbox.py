@@ -13,10 +13,11 @@ import pyarrow as pa
 from millpond.codec import Codec
 from millpond.log import checked
 from millpond.log.paths import Attempt
-from millpond.log.segment import SegmentOrigin, TextBlock, pack_outputs
+from millpond.log.segment import OutputBlock, SegmentOrigin, pack_outputs
 from millpond.messages import BatchContext, ExchangePiece, TaskOutput
 from millpond.pipeline.graph import Program
 from millpond.rows.rows import Rows
+from millpond.rows.typed_columns import columns_of_rows
 from millpond.rows.wire import pack_for_partitions
 from millpond.steps.failure import Failed
 from millpond.storage import Storage
@@ -43,7 +44,7 @@ class Outbox:
     _produced: TaskOutput  # what the task produces besides state; the files are added when they are written
     blobs: dict[int, dict[int, list[bytes]]] = field(default_factory=dict)  # exchange → partition → blobs
     blob_bytes: int = 0
-    _outputs: dict[str, tuple[list[Any], list[TextBlock]]] = field(default_factory=dict)  # sink → orders, texts
+    _outputs: dict[str, tuple[list[Any], list[OutputBlock]]] = field(default_factory=dict)  # sink → orders, rows
 
     def exchange(self, node: int, rows: Rows, failing: Callable[[Rows], Failed]) -> None:
         """Pack rows for the partitions that own their keys; rows without keys are spread over all partitions.
@@ -70,13 +71,18 @@ class Outbox:
     def deliver(self, sink: str, rows: Rows, failing: Callable[[Rows], Failed]) -> None:
         """Encode rows for a sink; `failing(rows)` is called if one cannot be encoded."""
         try:
-            block: TextBlock = rows.data if rows.form == "coded" else self._codec.encode_lines(rows.objects())
+            block = self._encode(rows)
         except Exception:
             rows = self._drop_unencodable(rows.as_objects(), failing(rows))
-            block = self._codec.encode_lines(rows.data)
+            block = self._encode(rows)
         orders, blocks = self._outputs.setdefault(sink, ([], []))
         orders.append(np.asarray(rows.order, dtype=np.int64))
         blocks.append(block)
+
+    def _encode(self, rows: Rows) -> OutputBlock:
+        """Return the rows as columns if they are uniform, and otherwise as text."""
+        columns = columns_of_rows(rows)
+        return self._codec.encode_lines(rows.objects()) if columns is None else columns
 
     def _drop_unencodable(self, rows: Rows, failed: Failed) -> Rows:
         """Return the rows that can be encoded; the others have failed."""
@@ -97,7 +103,7 @@ class Outbox:
         context, output = self._context, self._produced
         for sink, (orders, blocks) in self._outputs.items():
             origin = SegmentOrigin(context.log.app, sink, partition, context.batch)
-            packed = pack_outputs(np.concatenate(orders), blocks, origin)
+            packed = pack_outputs(np.concatenate(orders), blocks, origin, self._codec)
             path = context.paths.output(sink, partition, attempt)
             output.outputs[sink] = [checked.write_file(storage, path, packed, sum(map(len, orders)))]
         if any(self._program.stages[exchange] > stage for exchange in self.blobs):

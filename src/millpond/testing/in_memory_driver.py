@@ -420,7 +420,7 @@ class TestDriver:
         assert record is not None
         files = record.outputs[delivery.sink][delivery.partition]
         return sorted(
-            order for file in files for order in unpack_outputs(checked.read_file(self._storage, file))[0].tolist()
+            order for file in files for order in unpack_outputs(checked.read_file(self._storage, file)).orders.tolist()
         )
 
     def _crash_if_here(self, at: StepName, when: When) -> None:

@@ -22,9 +22,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 
-from millpond.sinks.base import Delivery, RegisteredSink, Registration, RollbackSink, Sink
+from millpond.rows.typed_columns import columns_of_objects
+from millpond.sinks.base import Delivery, RegisteredSink, Registration, RollbackSink, Sink, TableSink
 
 SinkRows = list[Any]
 
@@ -56,6 +58,12 @@ class SinkSuite:
     def some_rows(self, first: int, count: int) -> SinkRows:
         """Override if the sink cannot take such rows: return `count` rows from number `first` on."""
         return [{"id": str(i), "text": f"row {i}"} for i in range(first, first + count)]
+
+    def some_table(self, first: int, count: int) -> pa.Table:
+        """Override if `some_rows` are not uniform: return uniform ones as the table that the sink would be given."""
+        columns = columns_of_objects(self.some_rows(first, count))
+        assert columns is not None, "some_rows are not uniform: override some_rows or some_table"
+        return columns.table
 
     def test_it_is_a_sink(self, make_sink: Callable[[], Sink]) -> None:
         sink = make_sink()
@@ -137,6 +145,66 @@ class SinkSuite:
         if sink.where == "workers":
             there.deliver(rows, FIRST_DELIVERY)
             assert held(sink) == rows
+
+    # --- optional: tables ---
+
+    def test_a_table_leaves_what_its_rows_leave(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
+    ) -> None:
+        sink = make_sink()
+        if not isinstance(sink, TableSink):
+            assert not hasattr(sink, "deliver_table"), "it must have the arguments that mp.lowlevel.TableSink has"
+            return
+        sink.deliver_table(self.some_table(0, 20), FIRST_DELIVERY)
+        sink.deliver(self.some_rows(20, 3), replace(FIRST_DELIVERY, batch=43))
+        sink.deliver_table(self.some_table(23, 3), replace(FIRST_DELIVERY, batch=44))
+        assert held(sink) == self.some_rows(0, 26)
+
+    @pytest.mark.parametrize("second", ["rows", "table"])
+    @pytest.mark.parametrize("first", ["rows", "table"])
+    def test_a_delivery_that_is_repeated_the_other_way_counts_once(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows], first: str, second: str
+    ) -> None:
+        if not isinstance(make_sink(), TableSink):
+            return
+        for how in (first, second):  # each in a process of its own, the second after an upgrade
+            self._deliver(make_sink(), how, FIRST_DELIVERY)
+        found = held(make_sink())
+        assert found == self.some_rows(0, 3) if self.counts_once else found[:3] == self.some_rows(0, 3)
+
+    def test_a_table_survives_the_way_to_a_worker(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
+    ) -> None:
+        sink = make_sink()
+        if isinstance(sink, TableSink) and sink.where == "workers":
+            self._deliver(pickle.loads(pickle.dumps(sink)), "table", FIRST_DELIVERY)
+            assert held(sink) == self.some_rows(0, 3)
+
+    def test_a_table_of_a_void_delivery_adds_no_row(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
+    ) -> None:
+        sink = make_sink()
+        if not isinstance(sink, TableSink) or not isinstance(sink, RollbackSink):
+            return
+        late = replace(FIRST_DELIVERY, batch=43)
+        self._deliver(sink, "table", FIRST_DELIVERY)
+        sink.rollback([FIRST_DELIVERY, late], lambda delivery: self.some_rows(0, 3))
+        assert held(sink) == []
+        for delivery in (FIRST_DELIVERY, late):  # a driver that was paused
+            self._deliver(make_sink(), "table", delivery)
+        assert held(sink) == []
+        if isinstance(sink, RegisteredSink):
+            sink.revive(self.some_rows(0, 3), late)
+            self._deliver(make_sink(), "table", late)
+            assert held(sink) == self.some_rows(0, 3)
+
+    def _deliver(self, sink: Sink, how: str, delivery: Delivery) -> None:
+        """Deliver three rows, as a list or as a table."""
+        if how == "table":
+            assert isinstance(sink, TableSink)
+            sink.deliver_table(self.some_table(0, 3), delivery)
+        else:
+            sink.deliver(self.some_rows(0, 3), delivery)
 
     # --- optional: rollback ---
 

@@ -26,9 +26,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from millpond.codec import Codec
 from millpond.errors import InvalidUse, Unavailable
-from millpond.log import checked, segment
+from millpond.log import checked
 from millpond.log.checked import Pointer
 from millpond.log.record import Record, SparkBatch
+from millpond.log.segment import unpack_outputs
 from millpond.messages import BatchContext
 from millpond.parcels import Parcel
 from millpond.pipeline.graph import Program, Read
@@ -277,7 +278,7 @@ def json_lines_reader(state_url: str, shipped: ShippedProgram) -> Callable[[Parc
         storage, codec = open_storage(state_url), Codec(shipped.program().types)
         rows: list[Any] = []
         for part in parcel.segments:
-            rows += codec.decode_many(segment.unpack_outputs(checked.read_file(storage, part))[1])
+            rows += unpack_outputs(checked.read_file(storage, part)).objects(codec)
         return msgspec.json.Encoder().encode_lines(rows).decode().rstrip("\n").split("\n") if rows else []
 
     return read

@@ -179,7 +179,7 @@ def _check_outputs(table: pa.Table, count: int) -> pa.Table | None:
 def _join_parts(parts: list[Rows]) -> Rows:
     """Return the rows of a batch together, without their times, which may be of several units."""
     bare = [Rows(part.data, part.order, form=part.form, keys=part.keys) for part in parts]
-    if len(bare) > 1 and (bare[0].form == "coded" or not all(can_concatenate(bare[0], part) for part in bare)):
+    if len(bare) > 1 and (bare[0].form == "columns" or not all(can_concatenate(bare[0], part) for part in bare)):
         bare = [part.as_objects() for part in bare]
     return concatenate(bare)
 

@@ -1,7 +1,7 @@
-"""Output rows of windows: one pane as a dict, and many final panes at once as dicts or as text.
+"""Output rows of windows: one pane as a dict, and many final panes at once as dicts or as columns.
 
-`pane_row` defines what a pane looks like. `final_pane_rows` and `PaneTexts` make the same rows from columns; the tests
-hold them equal.
+`pane_row` defines what a pane looks like. `final_pane_rows` and `final_pane_columns` make the same rows; the tests hold
+them equal.
 """
 
 from __future__ import annotations
@@ -10,21 +10,17 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from millpond.codec import Codec
-from millpond.log.segment import text_column
 from millpond.rows.number_columns import Array
 from millpond.rows.rows import key_fields
+from millpond.rows.typed_columns import Columns, TypedColumn, columns_of_arrays, typed_column
 from millpond.timing import Time, Unit, as_user
 
 Bounds = tuple[Time | None, Time | None]  # a window's start and end as the user knows them
 
 PANE_FIELDS = ("window_start", "window_end", "pane", "final")
 RETRACTED = "retracted"  # only on rows that take an earlier pane back
-_INT64_LIMIT = 1 << 63
 
 
 def shown_bounds(start: int | None, end: int | None, unit: Unit | None) -> Bounds:
@@ -87,49 +83,37 @@ def _compiled_rows(key_names: tuple[str, ...], names: tuple[str, ...]) -> Callab
     return compiled
 
 
-class PaneTexts:
-    """Final panes as JSON text, byte for byte what the codec makes of `pane_row`."""
+def final_pane_columns(
+    key_names: tuple[str, ...],
+    names: tuple[str, ...],
+    keys: tuple[Sequence[Any], Array],
+    bounds: tuple[Sequence[Bounds], Array],
+    results: Sequence[Sequence[Any]],
+) -> Columns | None:
+    """The same rows as columns; None if they are not uniform, a name occurs twice, or they are too much text.
 
-    def __init__(self, codec: Codec, key_names: tuple[str, ...], names: tuple[str, ...]) -> None:
-        self._codec, self._key_names, self._names = codec, key_names, names
-        all_names = [*key_names, *PANE_FIELDS, *names]
-        is_plain = len(key_names) == 1 and len(set(all_names)) == len(all_names)
-        self._can_write = is_plain and not any(name.startswith("$") for name in all_names)
+    `keys` and `bounds` are distinct ones, with their places in the rows.
 
-    def write(
-        self, keys: pa.BinaryArray, windows: Array, bounds: Callable[[int], Bounds], results: Sequence[list[Any]]
-    ) -> pa.StringArray | None:
-        """Return a text per pane, or None if these panes have to be encoded as objects.
+    >>> keys, bounds = (["ann"], np.array([0])), ([(0, 10)], np.array([0]))
+    >>> final_pane_columns(("who",), ("n",), keys, bounds, [[2]]).table.to_pylist()
+    [{'who': 'ann', 'window_start': 0, 'window_end': 10, 'pane': 0, 'final': True, 'n': 2}]
+    """
+    all_names = (*key_names, *PANE_FIELDS, *names)
+    if len(set(all_names)) < len(all_names):
+        return None
+    key_parts = [keys[0]] if len(key_names) == 1 else list(zip(*keys[0], strict=True))
+    try:
+        found = [_repeat_values(part, keys[1]) for part in key_parts]
+        found += [_repeat_values(times, bounds[1]) for times in zip(*bounds[0], strict=True)]
+        found += [TypedColumn("int", pa.repeat(0, len(keys[1]))), TypedColumn("bool", pa.repeat(True, len(keys[1])))]
+        found += [typed_column(column) for column in results]
+    except (pa.ArrowInvalid, pa.ArrowCapacityError):  # more than an array of strings can hold
+        return None
+    columns = [column for column in found if column is not None]
+    return columns_of_arrays(all_names, columns) if len(columns) == len(found) else None
 
-        `keys` and `windows` hold each pane's encoded key and window number; `bounds` maps a window number to its times.
-        """
-        # The bytes of a key are its JSON text unless it has a tag, and only a key with a tag has a brace.
-        if not self._can_write or pc.any(pc.match_substring(keys, "{")).as_py():
-            return None
-        try:
-            return self._join(keys, windows, bounds, results)
-        except (pa.ArrowInvalid, pa.ArrowCapacityError):  # more than an array of strings can hold
-            return None
 
-    def _join(
-        self, keys: pa.BinaryArray, windows: Array, bounds: Callable[[int], Bounds], results: Sequence[list[Any]]
-    ) -> pa.StringArray:
-        encode, numbers = self._codec.encode, np.unique(windows)
-        middles = []
-        for number in numbers.tolist():
-            start, end = map(encode, bounds(number))
-            middles.append(b',"window_start":%b,"window_end":%b,"pane":0,"final":true' % (start, end))
-        parts: list[Any] = [
-            b"{" + encode(self._key_names[0]) + b":",
-            keys,
-            pa.array(middles, pa.binary()).take(pa.array(np.searchsorted(numbers, windows))),
-        ]
-        for name, column in zip(self._names, results, strict=True):
-            parts += [b"," + encode(name) + b":", self._value_texts(column)]
-        columns = [pa.scalar(part, pa.binary()) if isinstance(part, bytes) else part for part in parts]
-        return pc.binary_join_element_wise(*columns, pa.scalar(b"}"), pa.scalar(b"")).view(pa.string())
-
-    def _value_texts(self, values: list[Any]) -> pa.BinaryArray:
-        if set(map(type, values)) == {int} and min(values) > -_INT64_LIMIT and max(values) < _INT64_LIMIT:
-            return pa.array(values, pa.int64()).cast(pa.string()).view(pa.binary())
-        return text_column(self._codec.encode_lines(values)).view(pa.binary())
+def _repeat_values(values: Sequence[Any], places: Array) -> TypedColumn | None:
+    """Return a column that has these values at these places of theirs."""
+    column = typed_column(values)
+    return None if column is None else TypedColumn(column.kind, column.values.take(pa.array(places)))

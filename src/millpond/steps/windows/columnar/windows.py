@@ -26,7 +26,7 @@ from millpond.steps.windows.cell_names import extent_of, window_cell
 from millpond.steps.windows.columnar.groups import Groups, group_rows
 from millpond.steps.windows.hopping import Grid, HoppingAssigner
 from millpond.steps.windows.late_rows import LateRows
-from millpond.steps.windows.panes import Bounds, PaneTexts, final_pane_rows, shown_bounds
+from millpond.steps.windows.panes import Bounds, final_pane_columns, final_pane_rows, shown_bounds
 from millpond.steps.windows.row_windows import OpenWindow
 from millpond.steps.windows.window_batch import WindowBatch
 
@@ -379,19 +379,20 @@ class ColumnarWindows:
             start = grid.start_of(number)
             return shown_bounds(start, start + grid.size, batch.unit)
 
-        if batch.context.may_emit_in_parts:  # the consumers need no more than the text
-            keys = self._keys.column.take(closed.keys)
-            texts = PaneTexts(self._codec, batch.key_names, self._names).write(keys, closed.windows, bounds, results)
-            if texts is not None:
-                return Rows(texts, order, form="coded")
         place: dict[bytes, int] = {}
         index = [place.setdefault(key, len(place)) for key in self._keys.pick(closed.keys)]
         encoded = list(place)
         objects = decode_keys(encoded)
-        numbers = closed.windows.tolist()
-        shown = {number: bounds(number) for number in set(numbers)}
+        numbers, window = np.unique(closed.windows, return_inverse=True)
+        shown = list(map(bounds, numbers.tolist()))
+        if batch.context.may_emit_in_parts:  # all consumers are sinks, which need neither keys nor times
+            columns = final_pane_columns(
+                batch.key_names, self._names, (objects, np.asarray(index)), (shown, window), results
+            )
+            if columns is not None:
+                return Rows(columns, order, form="columns")
         data = final_pane_rows(
-            batch.key_names, self._names, [objects[i] for i in index], [shown[number] for number in numbers], results
+            batch.key_names, self._names, [objects[i] for i in index], [shown[i] for i in window.tolist()], results
         )
         assert batch.unit is not None
         times = Times(grid.start_of(closed.windows) + (grid.size - 1), batch.unit)
