@@ -37,10 +37,13 @@ class ColumnarAggregate:
 
     def run(self, rows: Rows) -> Rows | None:
         """Add rows, and return an output for each; None if it has to be done row by row, and nothing has changed."""
-        columns, keys = read_columns(rows, self._fields), rows.keys
-        assert keys is not None
+        assert rows.keys is not None
+        columns = read_columns(rows, self._fields)
+        if columns is None:
+            return None
+        keys = rows.keys.in_order()
         key_columns = _key_columns(keys, self._key_names)
-        if columns is None or key_columns is None:
+        if key_columns is None:
             return None
         groups = KeyGroups(keys.array, len(keys.encoded))
         before = self._values.load(keys.encoded)
