@@ -76,25 +76,27 @@ def average(key: str, row: dict[str, Any], before: float | None) -> tuple[dict[s
 
 
 def average_column(rows: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The n-th rows of all keys at once, for each n."""
-    place = pc.index_in(rows["key"], states["key"]).combine_chunks()
-    order = pc.array_sort_indices(place).to_numpy()  # by key, and for each in the order of its rows
-    place, values = place.to_numpy()[order], rows["value"].to_numpy()[order]
-    starts = np.flatnonzero(np.diff(place, prepend=-1))
-    counts = np.diff(starts, append=len(place))
-    starts, counts, keys = (each[np.argsort(-counts, kind="stable")] for each in (starts, counts, place[starts]))
-    found, now = np.empty(len(values)), states["ema"].to_numpy()[keys]  # NaN where there is no state
-    now = np.where(np.isnan(now), values[starts], now)
-    for n in range(counts[0]):
-        left = np.searchsorted(-counts, -n, side="left")  # keys with more than n rows
-        at = starts[:left] + n
-        now[:left] += ALPHA * (values[at] - now[:left])
-        found[at] = now[:left]
+    """Compute the average of the first rows of all keys at once, then of the second ones, and so on."""
+    place = pc.index_in(rows["key"], states["key"]).to_numpy()
+    counts = np.bincount(place, minlength=len(states))
+    keys = np.argsort(-counts)  # the key with most rows comes first
+    counts, rank = counts[keys], np.argsort(keys)
+    by_key = pc.array_sort_indices(pa.array(rank[place])).to_numpy()  # rows of one key stay in their order
+    nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    order = by_key[pc.array_sort_indices(pa.array(nth)).to_numpy()]  # the first rows of all keys, then the second ones
+    values = rows["value"].to_numpy()[order]
+    now = states["ema"].to_numpy()[keys]  # NaN where there is no state
+    now = np.where(np.isnan(now), values[: len(keys)], now)
+    found, start = np.empty(len(values)), 0
+    for count in np.searchsorted(-counts, -np.arange(counts[0])).tolist():
+        part = now[:count]  # of the keys that have another row
+        part += ALPHA * (values[start : start + count] - part)
+        found[start : start + count] = part
+        start += count
     ema, after = np.empty(len(values)), np.empty(len(states))
     ema[order], after[keys] = found, now
-    return rows.select(["key", "value"]).append_column("ema", pa.array(ema)), pa.table(
-        {"key": states["key"], "ema": after}
-    )
+    outputs = pa.table({"key": rows["key"], "value": rows["value"], "ema": ema})
+    return outputs, pa.table({"key": states["key"], "ema": after})
 
 
 def averages_by_row(rows: Any) -> Any:
@@ -142,7 +144,7 @@ def make_files(folder: Path, files: int, rows: int, keys: int = 1000) -> None:
                 "value": chance.random(rows) * 1000,
             }
         )
-        pq.write_table(table, folder / f"{number:05d}.parquet")
+        pq.write_table(table, folder / f"{number:05d}.parquet", row_group_size=rows // 4)  # a split is a row group
 
 
 def seconds_per_batch(
