@@ -155,3 +155,11 @@ def test_a_parcel_is_a_table_if_all_its_segments_are_uniform_and_fit():
     assert table_of([Shipment("x", 1.5)]) == [{"order": "x", "weight": 1.5, "sent": None}]
     for parts in ([[{"a": 1}], [{"a": 1.5}]], [[{"a": 1}], [7]], [[]], [[{"a": (1,)}]], [[{"a": 1}], [{"b": 1}]]):
         assert table_of(*parts) is None
+
+
+def test_orders_are_small_and_columns_whose_values_repeat_have_a_dictionary():
+    rows = [{"key": f"k{n % 10}", "value": n / 7} for n in range(1000)]
+    group = pq.read_metadata(io.BytesIO(packed(rows))).row_group(0)
+    encodings = {group.column(i).path_in_schema: group.column(i).encodings for i in range(group.num_columns)}
+    assert [name for name, found in encodings.items() if "RLE_DICTIONARY" in found] == ["fields.key"]
+    assert "DELTA_BINARY_PACKED" in encodings["order"]

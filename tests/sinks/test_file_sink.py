@@ -135,7 +135,7 @@ def test_parquet_keeps_what_has_a_column_type(tmp_path):
 
 def test_only_columns_whose_values_repeat_have_a_dictionary(tmp_path):
     rows = [{"key": f"k{n % 100}", "value": n / 7, "flag": n % 2 == 0, "at": datetime(2030, 1, 1, 0, 0, n % 60, n)}
-            for n in range(3000)]  # fmt: skip
+            for n in range(300)]  # fmt: skip
     assert parquet_rows(tmp_path, rows) == rows
     group = pq.ParquetFile(tmp_path / f"{NAME}.parquet").metadata.row_group(0)
     encoded = {group.column(i).path_in_schema: group.column(i).encodings for i in range(group.num_columns)}

@@ -37,6 +37,7 @@ import pyarrow.parquet as pq
 
 from millpond.codec import Codec
 from millpond.errors import Incompatible
+from millpond.rows.arrow_tables import repeating_columns
 from millpond.rows.typed_columns import Columns, RowLayout, fit_parts
 
 SEGMENT_FORMAT = "1"
@@ -136,10 +137,11 @@ class SegmentOrigin:
         }
 
 
-def _to_parquet(table: pa.Table, metadata: dict[str, str]) -> memoryview:
+def _to_parquet(table: pa.Table, metadata: dict[str, str], **how: Any) -> memoryview:
     table = table.replace_schema_metadata(metadata)
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="lz4", use_dictionary=False, write_statistics=[table.column_names[0]])
+    how = {"compression": "lz4", "use_dictionary": False, "write_statistics": table.column_names[:1], **how}
+    pq.write_table(table, sink, **how)
     return memoryview(sink.getvalue())
 
 
@@ -297,12 +299,15 @@ def pack_outputs(
             texts += lines
             fields += [] if kind is None else [pa.nulls(len(column), kind) for column in lines]
     text = pa.chunked_array(texts, pa.string())
+    encoding = {"order": "DELTA_BINARY_PACKED"}  # most outputs follow each other
     if layout is None:
-        return _to_parquet(pa.Table.from_arrays([order, text], schema=OUTPUT), origin.metadata())
+        table = pa.Table.from_arrays([order, text], schema=OUTPUT)
+        return _to_parquet(table, origin.metadata(), column_encoding=encoding)
     schema = pa.schema([OUTPUT.field("order"), pa.field("row", pa.string()), pa.field("fields", kind)])
     table = pa.Table.from_arrays([order, text, pa.chunked_array(fields, kind)], schema=schema)
     own = {"millpond.format": COLUMNAR_FORMAT, LAYOUT: msgspec.json.encode(layout).decode()}
-    return _to_parquet(table, origin.metadata() | own)
+    repeating = [f"fields.{name}" for name in repeating_columns(next(iter(parts.values())).table)]
+    return _to_parquet(table, origin.metadata() | own, use_dictionary=repeating, column_encoding=encoding)
 
 
 def text_columns(lines: bytes) -> list[pa.StringArray]:

@@ -10,13 +10,12 @@ from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millpond.errors import InvalidUse
 from millpond.log.checked import read_checked, write_checked
 from millpond.log.paths import MOST_ELEMENT, cut_name
-from millpond.rows.arrow_tables import rows_to_table
+from millpond.rows.arrow_tables import repeating_columns, rows_to_table
 from millpond.sinks.base import Delivery, Registration
 from millpond.storage import LocalStorage
 
@@ -255,19 +254,6 @@ def _encode_parquet(table: pa.Table) -> memoryview:
     return memoryview(buffer.getvalue())
 
 
-_SAMPLE = 10_000  # rows in which a column is searched for values that repeat
-
-
 def _dictionary_columns(table: pa.Table) -> list[str] | bool:
-    """Return the columns that get a dictionary: those whose values repeat. True means all of them.
-
-    A dictionary of values that hardly repeat takes three times as long to write, and makes the file larger.
-    """
-    if len(table) < _SAMPLE // 10 or any(map(pa.types.is_nested, table.schema.types)):
-        return True
-    sample = table.slice(0, _SAMPLE)
-    try:
-        distinct = {name: pc.count_distinct(sample.column(name)).as_py() for name in table.column_names}
-    except pa.ArrowNotImplementedError:  # a type without an order or a hash
-        return True
-    return [name for name, count in distinct.items() if 2 * count <= len(sample)]
+    """Return the columns that get a dictionary; True means all of them."""
+    return True if any(map(pa.types.is_nested, table.schema.types)) else repeating_columns(table)
