@@ -99,6 +99,22 @@ def average_column(rows: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table
     return outputs, pa.table({"key": states["key"], "ema": after})
 
 
+def keep_average(key: str, row: dict[str, Any], before: float | None) -> tuple[None, float]:
+    return None, average(key, row, before)[1]
+
+
+def keep_average_column(rows: pa.Table, states: pa.Table) -> tuple[None, pa.Table]:
+    return None, average_column(rows, states)[1]
+
+
+def states_by_row(rows: Any) -> Any:
+    return rows.key_by("key").stateful_map("ema", keep_average)
+
+
+def states_by_column(rows: Any) -> Any:
+    return rows.key_by("key").apply_batch("ema", keep_average_column, state={"ema": float})
+
+
 def averages_by_row(rows: Any) -> Any:
     return rows.key_by("key").stateful_map("ema", average)
 
@@ -209,6 +225,7 @@ def main() -> None:
         (f"scale a column and choose one row in a thousand, to files: {mapped}", None, rare_by_column, rare_by_row),
         (f"scale a column, and count and sum per key and minute: {mapped}", "ts", windows_by_column, windows_by_row),
         (f"exponential moving average per key, to files: {applied}", None, averages_by_column, averages_by_row),
+        (f"exponential moving average per key, state only: {applied}", None, states_by_column, states_by_row),
     ):
         note(what, compare(by_column, by_row, timestamp, place / "in", size, rounds))
     for what, figure in compare_aggregates(place, quick):
