@@ -15,7 +15,7 @@ from millpond.errors import InvalidUse
 from millpond.log.paths import check_name
 from millpond.rows.rows import Rows
 from millpond.sinks.base import Sink
-from millpond.steps.failure import OnError, Retry
+from millpond.steps.failure import OnError, Retry, is_needed_again
 from millpond.steps.kind import Step
 from millpond.steps.operator import Operator, OperatorContext
 from millpond.timing import Duration
@@ -291,7 +291,7 @@ class Program:
 
     @cached_property
     def fields(self) -> dict[int, tuple[str, ...]]:
-        """For each `key_by` node, the numeric columns that its consumers read; other columns are not shuffled.
+        """For each `key_by` node, the fields that its consumers read where they are numbers; others are not shuffled.
 
         A node is missing if one of its consumers may need whole rows: it is not a step, it has a side output, or it
         does not say which fields it reads.
@@ -310,6 +310,12 @@ class Program:
             else:
                 found[node.id] = tuple(fields)
         return found
+
+    @cached_property
+    def needs_failed_rows(self) -> frozenset[int]:
+        """The nodes with a consumer that needs a failed row as it was: to try it again, or to make it a dead letter."""
+        needing = {node.id for node in self.nodes if is_needed_again(node.policy)}
+        return frozenset(i for i, readers in enumerate(self.consumers) if needing.intersection(readers))
 
     @cached_property
     def shapes(self) -> dict[str, Shapes]:

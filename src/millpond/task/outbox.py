@@ -8,7 +8,6 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-import pyarrow as pa
 
 from millpond.codec import Codec
 from millpond.log import checked
@@ -21,17 +20,8 @@ from millpond.rows.typed_columns import columns_of_rows
 from millpond.rows.wire import pack_for_partitions
 from millpond.steps.failure import Failed
 from millpond.storage import Storage
+from millpond.task.column_selection import select_columns, to_columns
 from millpond.task.spreading import spread_rows
-
-
-def _select_columns(rows: Rows, fields: tuple[str, ...]) -> Rows:
-    """Return the rows with these columns only, if all are there and numeric. One column stays, to count the rows by."""
-    table = rows.data
-    kinds = {name: table.schema.field(name).type for name in fields if table.column_names.count(name) == 1}
-    if len(kinds) < len(fields) or not all(pa.types.is_integer(k) or pa.types.is_floating(k) for k in kinds.values()):
-        return rows
-    names = list(fields) or table.column_names[:1]
-    return Rows(table.select(names), rows.order, form="arrow", times=rows.times, keys=rows.keys)
 
 
 @dataclass
@@ -52,16 +42,29 @@ class Outbox:
         `failing(rows)` is called if a row cannot be packed, and returns what reports such rows.
         """
         blobs = self.blobs.setdefault(node, {})
-        fields = self._program.fields.get(node)
-        if fields is not None and rows.form == "arrow":
-            rows = _select_columns(rows, fields)
         try:
-            packed = self._pack(rows)
+            packed = self._pack(self._narrow(node, rows))
         except Exception:
             packed = self._pack(self._drop_unencodable(rows, failing(rows)))
         for partition, blob in packed.items():
             blobs.setdefault(partition, []).append(blob)
             self.blob_bytes += len(blob)
+
+    def _narrow(self, node: int, rows: Rows) -> Rows:
+        """Return the rows as the columns that their consumers read, if these are numbers; else the rows as they are.
+
+        Raises an exception of any kind if a row cannot be encoded.
+        """
+        fields = self._program.fields.get(node)
+        if fields is None:
+            return rows
+        if rows.form == "arrow":
+            return select_columns(rows, fields)
+        if rows.times is None or node in self._program.needs_failed_rows:
+            return rows
+        if rows.form == "objects":  # whether a row can be sent must not depend on the rows beside it
+            self._codec.encode_lines(rows.data)
+        return to_columns(rows, fields)
 
     def _pack(self, rows: Rows) -> dict[int, bytes]:
         partitions = self._context.log.partitions
