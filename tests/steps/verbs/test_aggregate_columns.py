@@ -199,6 +199,7 @@ KEYS = {
     "bytes": [b"\x00", b"", b"xy"],
     "dates": [date(2030, 1, 1), date(1, 1, 1), date(9999, 12, 31)],
     "instants": [datetime(2030, 1, 1, tzinfo=UTC), datetime(1999, 12, 31, 23)],
+    "instants in UTC": [datetime(2030, 1, 1, tzinfo=UTC), datetime(1999, 12, 31, 23, tzinfo=UTC)],
     "tuples": [(1, "a"), ("a", 1), ("a",)],
     "all sorts": ["1", 1, True, (1,), date(2030, 1, 1), UUID(int=7), b"\x00"],
 }

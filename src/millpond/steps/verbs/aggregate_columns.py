@@ -5,8 +5,6 @@ State and outputs are the same as row by row, so that each batch may go either w
 
 from __future__ import annotations
 
-from datetime import date
-
 import pyarrow as pa
 
 from millpond.aggregations import Aggregation
@@ -16,10 +14,11 @@ from millpond.codec import Codec
 from millpond.errors import MillpondError
 from millpond.rows.number_columns import read_columns
 from millpond.rows.rows import Keys, Rows
+from millpond.rows.typed_columns import typed_column
 from millpond.steps.state.accumulators import AccumulatorTexts
 from millpond.steps.state.single import Packed, SingleValues
 
-_KEY_TYPES = {str: pa.string(), int: pa.int64(), bool: pa.bool_(), bytes: pa.binary(), date: pa.date32()}
+_KEY_KINDS = frozenset({"str", "int", "bool", "bytes", "date"})  # a table returns times with another UTC than keys have
 
 
 class ColumnarAggregate:
@@ -84,12 +83,11 @@ def _key_columns(keys: Keys, names: tuple[str, ...]) -> dict[str, pa.Array] | No
     parts = [keys.objects] if len(names) == 1 else list(zip(*keys.objects, strict=True))
     found = {}
     for name, values in zip(names, parts, strict=True):
-        types = set(map(type, values))
-        kind = _KEY_TYPES.get(types.pop()) if len(types) == 1 else None
-        if kind is None:
+        column = typed_column(values)
+        if column is None or column.kind not in _KEY_KINDS:
             return None
         try:
-            found[name] = pa.array(values, kind).take(pa.array(keys.array))
-        except (pa.ArrowException, OverflowError):  # a number beyond 64 bits, or more text than a column can hold
+            found[name] = column.values.take(pa.array(keys.array))
+        except pa.ArrowException:  # more text than a column can hold
             return None
     return found
