@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -206,14 +208,21 @@ def _moved_positions(
 
 
 def _spark_batches(storage: Storage, context: BatchContext, offers: list[Offer], last: Record) -> dict[str, SparkBatch]:
-    """Store Spark's small checkpoint files with the commit: an empty machine starts from them."""
+    """Store Spark's small checkpoint files with the commit: an empty machine starts from them.
+
+    Files that the last record holds already are not written again. The others are written at the same time, because
+    the commit waits for all of them.
+    """
     found = {}
     for offer in offers:
         attempt = Attempt(context.batch, context.driver, new_id())
         held = last.spark[offer.stream].files if offer.stream in last.spark else {}
-        files = {}
-        for name, file in offer.files.items():
-            path = context.paths.spark(offer.stream, attempt, name)
-            files[name] = held.get(name) or checked.write_file(storage, path, file.read_bytes(), 0)
+        files = {name: held[name] for name in offer.files if name in held}
+        new = {context.paths.spark(offer.stream, attempt, name): name for name in offer.files if name not in held}
+        if new:
+            with ThreadPoolExecutor(len(new), thread_name_prefix="millpond-commit") as pool:
+                data = [offer.files[name].read_bytes() for name in new.values()]
+                written = pool.map(checked.write_file, repeat(storage), new, data, repeat(0))
+                files.update(zip(new.values(), written, strict=True))
         found[offer.stream] = SparkBatch(offer.batch, files)
     return found
