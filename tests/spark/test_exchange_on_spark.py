@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from millpond.runtimes.spark.exchange import DRIVER_PARTITION, Exchange, encode_blob
+from millpond.runtimes.spark.exchange import DRIVER_PARTITION, Exchange
 from millpond.runtimes.spark.reading import SPARK_ERRORS
 from millpond.runtimes.spark.session import open_session
 
@@ -61,32 +60,8 @@ def test_a_spark_that_cannot_spare_it_moves_blobs_all_the_same(spark: SparkSessi
     assert [len(part) for part in moved.glom().collect()] == [2, 2, 2, 2]
 
 
-def framed(spark: SparkSession) -> Any:
-    """The same blobs, as the rows of a DataFrame."""
-    open_session(spark)
-
-    def blobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for task in batch.column(0).to_pylist():
-                for partition in range(3):
-                    item = encode_blob(partition, (task, partition, b"x" * 1000))
-                    yield pa.record_batch({"item": pa.array(item, pa.binary())})
-
-    return spark.range(0, 2, 1, 2).mapInArrow(blobs, "item binary")
-
-
-@pytest.mark.parametrize("direct", [True, False], ids=["directly", "by way of Python"])
-def test_blobs_of_a_dataframe_reach_their_partitions(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, direct: bool
-) -> None:
+def test_shuffled_blobs_stay_where_the_partitions_are(spark: SparkSession) -> None:
     exchange = Exchange(spark.sparkContext)
-    if not direct:
-        # as with a Spark that does not have these calls
-        monkeypatch.setattr(exchange._jvm, "shuffle_directly", lambda blobs, slots, partitioner: None)
-    moved, tasks = exchange.shuffle_frame(framed(spark), 3)
-    assert tasks == 2
-    found = [sorted(item for _, item in part) for part in moved.glom().collect()]
-    assert found == [[], *([(task, partition, b"x" * 1000) for task in range(2)] for partition in range(3))]
-    together = exchange.anchor(3).union(moved)
+    together = exchange.anchor(3).union(exchange.shuffle(read(spark), 3))
     assert together.getNumPartitions() == 4, "a union must keep the partitions where they are"
     exchange.drop()

@@ -8,16 +8,12 @@ RDDs with the same partitioner prefers where its parents are.
 from __future__ import annotations
 
 import gc
-import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from pyspark import RDD, SparkContext, StorageLevel, TaskContext
-from pyspark.core.rdd import Partitioner
-from pyspark.serializers import BatchedSerializer, CPickleSerializer
-from pyspark.sql import DataFrame
 
 from millpond.messages import BatchContext, ExchangePiece, KeyedResult, PlannedSplit, ReadHeader
 from millpond.runtimes.spark.jvm import JvmShuffle
@@ -30,26 +26,12 @@ LATE_ATTEMPT = 2  # a task that has failed twice may have failed because of its 
 DRIVER_PARTITION = -1  # of the headers for the driver: the first of Spark's partitions, so that it can be read alone
 
 
-_PICKLED: Any = BatchedSerializer(CPickleSerializer())  # type: ignore[no-untyped-call]
-
-
 def spark_partition(partition: int) -> int:
     """Return which of Spark's partitions a blob goes to.
 
     It is a function of the module, because Spark compares partitioners by it.
     """
     return partition + 1
-
-
-def encode_blob(partition: int, item: Any) -> tuple[bytes, bytes]:
-    """Encode a blob as PySpark does for a shuffle: the number of its partition, and a pickled list of pairs."""
-    return spark_partition(partition).to_bytes(8, "big"), pickle.dumps([(partition, item)], 5)
-
-
-def _decode_blobs(rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    for place, row in enumerate(rows):
-        if place % 2:
-            yield from pickle.loads(row.item)
 
 
 def _as_is(items: Iterable[Any]) -> Iterable[Any]:
@@ -158,17 +140,6 @@ class Exchange:
         shuffled = blobs.partitionBy(spark_partition(partitions), spark_partition)
         self._jvm.use_java_serializer(shuffled)
         return shuffled
-
-    def shuffle_frame(self, blobs: DataFrame, partitions: int) -> tuple[RDD[tuple[int, Any]], int]:
-        """As `shuffle`, for rows of a DataFrame that `encode_blob` has made; also return the number of its tasks."""
-        values = self._jvm.shuffle_directly(blobs, spark_partition(partitions), id(spark_partition))
-        if values is None:
-            rows = blobs.rdd.mapPartitions(_decode_blobs)
-            return self.shuffle(rows, partitions), rows.getNumPartitions()
-        shuffled: RDD[tuple[int, Any]] = RDD(values[0], self._spark, _PICKLED)
-        shuffled.partitioner = Partitioner(spark_partition(partitions), spark_partition)
-        self._jvm.use_java_serializer(shuffled)
-        return shuffled, values[1]
 
     def headers(self, shuffled: RDD[tuple[int, Any]], tasks: int) -> list[ReadHeader]:
         """Run only the tasks that make blobs, and return their headers. Spark keeps the blobs for a later job.

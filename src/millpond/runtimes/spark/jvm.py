@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext
-from pyspark.sql import DataFrame
+from pyspark.errors import PySparkException
+from pyspark.serializers import NoOpSerializer
+from pyspark.sql import DataFrame, SparkSession
 
-_DIFFERS = (Py4JError, AttributeError, TypeError)  # what a call raises that this version of Spark does not have
+# What a call raises that this version of Spark does not have, or that it refuses.
+_DIFFERS = (Py4JError, PySparkException, AttributeError, TypeError)
 
 
 class JvmShuffle:
@@ -18,20 +22,6 @@ class JvmShuffle:
     def __init__(self, context: SparkContext) -> None:
         self._spark: Any = context
         self._serializer: Any = None
-
-    def shuffle_directly(self, blobs: DataFrame, slots: int, partitioner: int) -> tuple[Any, int] | None:
-        """Shuffle the rows of a DataFrame without a second Python worker, and return the Java RDD and its tasks.
-
-        As a Python RDD the rows would pass through one more worker first. `partitioner` identifies the Python function
-        by which Spark compares partitioners. None if this Spark does not have these calls.
-        """
-        with contextlib.suppress(*_DIFFERS):
-            jvm = self._spark._jvm
-            items = getattr(blobs._jdf, "as")(jvm.org.apache.spark.sql.Encoders.BINARY()).rdd()
-            pairs = jvm.PairwiseRDD(items).asJavaPairRDD()
-            values = jvm.PythonRDD.valueOfPair(pairs.partitionBy(jvm.PythonPartitioner(slots, partitioner)))
-            return values, items.getNumPartitions()
-        return None
 
     def use_java_serializer(self, shuffled: RDD[Any]) -> None:
         """Let Java's own serializer write the blobs of a shuffle.
@@ -45,3 +35,50 @@ class JvmShuffle:
                 conf = self._spark._jsc.sc().conf().clone().set("spark.serializer.objectStreamReset", "1")
                 self._serializer = self._spark._jvm.org.apache.spark.serializer.JavaSerializer(conf)
             shuffled._jrdd.rdd().dependencies().head().rdd().setSerializer(self._serializer)
+
+
+def convert_to_arrow(frame: DataFrame, rows: int) -> tuple[RDD[bytes], bytes] | None:
+    """Return the rows of a DataFrame as Arrow messages of at most so many rows, and their schema as one more message.
+
+    None if this Spark does not have these calls, or cannot convert a column.
+    """
+    with contextlib.suppress(*_DIFFERS):
+        frame_in_jvm: Any = frame._jdf
+        conf = frame_in_jvm.sparkSession().sessionState().conf()
+        zone, large = conf.sessionLocalTimeZone(), conf.arrowUseLargeVarTypes()
+        context: Any = frame.sparkSession.sparkContext
+        schema = context._jvm.org.apache.spark.sql.util.ArrowUtils.toArrowSchema(
+            frame_in_jvm.schema(), zone, True, large, False
+        )
+        messages = frame_in_jvm.toArrowBatchRdd(rows, zone, True, large).toJavaRDD()
+        return RDD(messages, context, NoOpSerializer()), bytes(schema.serializeAsMessage())
+    return None
+
+
+CHECKPOINT_SCHEME = "millpond"  # of the URLs under which Spark's checkpoints are written
+CHECKPOINT_FILES = "org.apache.hadoop.fs.ProxyLocalFileSystem"
+
+
+def checkpoint_url(spark: SparkSession, folder: Path) -> str:
+    """Return a URL of a local folder under which Spark writes the files of a checkpoint faster.
+
+    Under `file:` Spark writes them through Hadoop's `FileContext`, which starts ten processes (`chmod`, `readlink`) for
+    each file, thirty for each batch. Under a scheme without a `FileContext` it creates and renames them through a
+    `FileSystem`, and this one starts a single process. It is Hive's proxy for the local file system, put into Hadoop's
+    cache of file systems; no setting of the session is changed.
+
+    The folder must have one user, because such a rename may replace a file. The plain path if this Spark has no Hive,
+    or has other machines, whose file systems do not know the scheme.
+    """
+    with contextlib.suppress(*_DIFFERS):
+        context: Any = spark.sparkContext
+        if context._jsc.isLocal():
+            hadoop = context._jvm.org.apache.hadoop
+            settings = hadoop.conf.Configuration(context._jsc.hadoopConfiguration())
+            settings.set(f"fs.{CHECKPOINT_SCHEME}.impl", CHECKPOINT_FILES)
+            path = hadoop.fs.Path(f"{CHECKPOINT_SCHEME}://{folder}")
+            files = path.getFileSystem(settings)
+            files.setWriteChecksum(False)  # one more file, and one more process
+            if files.exists(path):
+                return str(path.toString())
+    return str(folder)

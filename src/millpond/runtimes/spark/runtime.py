@@ -23,12 +23,13 @@ from millpond.pipeline.graph import Program
 from millpond.runtimes import pickling
 from millpond.runtimes.base import Offer, Reading, RuntimeGone, T, W
 from millpond.runtimes.pickling import pack_program
+from millpond.runtimes.spark.arrow_messages import ArrowMessages, FrameTask
 from millpond.runtimes.spark.causes import find_cause, find_worker_failure
 from millpond.runtimes.spark.exchange import Exchange, SparkKeyedTask, SparkReadTask
 from millpond.runtimes.spark.reading import SPARK_ERRORS, ReadingJobs, SparkReading
 from millpond.runtimes.spark.session import open_session, without_spark_logs
 from millpond.runtimes.spark.shipping import ShippedProgram, ship_modules
-from millpond.runtimes.spark.streaming_frames import FrameTask, StreamingFrames, json_lines_reader
+from millpond.runtimes.spark.streaming_frames import StreamingFrames, json_lines_reader
 from millpond.sinks.base import FrameSink
 from millpond.steps.forks import refuse_forks
 from millpond.storage import Storage, open_storage
@@ -123,10 +124,11 @@ class SparkRuntime:
                 read = self._exchange.read(SparkReadTask(self._shipped, context, tasks))
                 shuffles.append(self._exchange.shuffle(read, context.log.partitions))
             for offer in offers:
-                blobs = FrameTask(self._shipped, context, offer.stream, count).over(offer.frame)
-                shuffled, parts = self._exchange.shuffle_frame(blobs, context.log.partitions)
-                count += parts
-                shuffles.append(shuffled)
+                messages = ArrowMessages.of(offer.frame)
+                framed = FrameTask(self._shipped, context, offer.stream, count, messages.schema)
+                blobs = messages.rdd.mapPartitionsWithIndex(framed)
+                shuffles.append(self._exchange.shuffle(blobs, context.log.partitions))
+                count += messages.rdd.getNumPartitions()
             return StageResults(self._exchange.run(keyed, shuffles), count)
 
     def next_stage(

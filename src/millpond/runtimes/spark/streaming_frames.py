@@ -12,15 +12,12 @@ import contextlib
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -30,15 +27,13 @@ from millpond.log import checked
 from millpond.log.checked import Pointer
 from millpond.log.record import Record, SparkBatch
 from millpond.log.segment import unpack_outputs
-from millpond.messages import BatchContext
 from millpond.parcels import Parcel
 from millpond.pipeline.graph import Program, Read
 from millpond.runtimes.base import Offer
-from millpond.runtimes.spark.exchange import encode_blob
+from millpond.runtimes.spark.jvm import checkpoint_url
 from millpond.runtimes.spark.shipping import ShippedProgram
-from millpond.sources.base import Chunk, Source
+from millpond.sources.base import Source
 from millpond.storage import Storage, open_storage
-from millpond.task.read_task import read_rows_task
 
 JVM_ERRORS = (Py4JError, PySparkException, OSError)  # what a call to a JVM that has ended raises
 
@@ -47,48 +42,6 @@ STOPPED_MESSAGE = (
     "the app was stopped, and this batch will be offered again: py4j.protocol.Py4JJavaError: An error occurred "
     "while calling take: java.lang.InterruptedException"
 )
-
-CHUNK_ROWS, CHUNK_BYTES = 100_000, 16 << 20  # of a DataFrame, about, that become blobs at once
-
-FIRST_FRAME_PLACE = 1 << 16  # above the places of the splits of a batch
-
-
-@dataclass(frozen=True)
-class FrameTask:
-    """Makes blobs of a DataFrame's rows, one reading task per partition of it."""
-
-    shipped: ShippedProgram
-    context: BatchContext
-    stream: str
-    first: int  # the number of its first reading task
-
-    def over(self, frame: DataFrame) -> DataFrame:
-        """Return the blobs as rows: one with the number of Spark's partition, the next with the blob."""
-        return frame.mapInArrow(self._blobs, "item binary")
-
-    def _blobs(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = TaskContext.get()
-        index = self.first + (task.partitionId() if task is not None else 0)
-        chunks = (Chunk(table, None) for table in combine_batches(batches))
-        items = read_rows_task(
-            self.shipped.program(), self.context, index, self.stream, FIRST_FRAME_PLACE + index, chunks
-        )
-        for partition, item in items:
-            yield pa.record_batch({"item": pa.array(encode_blob(partition, item), pa.binary())})
-
-
-def combine_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Combine Spark's small batches into larger tables, so that work per table and key is done less often."""
-    together: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        together.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= CHUNK_ROWS or size >= CHUNK_BYTES:
-            yield pa.Table.from_batches(together)
-            together, rows, size = [], 0, 0
-    if together:
-        yield pa.Table.from_batches(together)
 
 
 class _OfferingQuery:
@@ -191,7 +144,8 @@ class StreamingFrames:
 
     def _start(self, offered: _OfferingQuery) -> None:
         frame = self._sources[offered.stream]
-        writer = frame.writeStream.foreachBatch(offered.take).option("checkpointLocation", str(offered.checkpoint))
+        location = checkpoint_url(self._spark, offered.checkpoint)
+        writer = frame.writeStream.foreachBatch(offered.take).option("checkpointLocation", location)
         writer = (
             writer.trigger(availableNow=True) if offered.ends else writer.trigger(processingTime="100 milliseconds")
         )
