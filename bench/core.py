@@ -224,11 +224,24 @@ def main() -> None:
     )
     note("JSON lines without a schema / Parquet", f"{lines:,.0f} / {columns:,.0f} rows/s = {lines / columns:.2f}x")
     frame = spark.readStream.schema(peers.SCHEMA).option("maxFilesPerTrigger", 1).parquet(parquet)
-    framed = size / statistics.median(millpond_batches(spark, frame, size, place)[WARM_BATCHES:])
+    framed, columns = (
+        size / seconds
+        for seconds in in_turns(
+            rounds,
+            lambda: millpond_batches(spark, frame, size, place)[WARM_BATCHES:],
+            lambda: millpond_batches(spark, mp.sources.files(parquet), size, place)[WARM_BATCHES:],
+        )
+    )
     note(
         "streaming DataFrame as the source / our own file source",
         f"{framed:,.0f} / {columns:,.0f} rows/s = {framed / columns:.2f}x",
     )
+    if not options.no_peers:
+        counted = size / median(peers.seconds_per_batch("count_only", parquet))
+        note(
+            "the same DataFrame: Millpond / foreachBatch that only counts",
+            f"{framed:,.0f} / {counted:,.0f} rows/s = {framed / counted:.2f}x",
+        )
     shutil.rmtree(place)
     print("\n| what | figure |\n|---|---|")
     for row in table:
