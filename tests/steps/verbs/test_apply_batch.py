@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -921,10 +924,6 @@ def test_a_running_total_is_the_same_by_columns_and_by_rows(batches, by, partiti
 
 
 def test_the_command_line_shows_the_state(tmp_path: Path):
-    import json
-    import subprocess
-    import sys
-
     app = totals_app(partitions=2)
     with TestDriver(app, storage=str(tmp_path)) as driver:
         driver.send("rows", ROWS)
