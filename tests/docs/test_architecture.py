@@ -99,8 +99,8 @@ def test_the_functions_of_a_path_are_called_in_its_order(head: str) -> None:
 
 
 def test_the_path_of_a_row_is_short() -> None:
-    assert trace().switches <= 130
-    assert len(trace().modules) <= 50
+    assert trace().switches <= 136
+    assert len(trace().modules) <= 51
     assert trace().frames <= 14
 
 

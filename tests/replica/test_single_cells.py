@@ -16,12 +16,11 @@ from millpond.log.segment import (
     SegmentOrigin,
     SingleCellChanges,
     changes_table,
-    have_times,
     pack_state,
     unpack_state,
 )
 from millpond.replica import cell_format as cells
-from millpond.replica.lmdb_store import RecordChanges, Replica
+from millpond.replica.lmdb_store import RecordChanges, Replica, have_times
 from millpond.replica.lmdb_view import LmdbView
 from millpond.rows.rows import Keys
 from millpond.steps.state.single import SingleValues

@@ -37,8 +37,10 @@ import pyarrow.parquet as pq
 
 from millpond.codec import Codec
 from millpond.errors import Incompatible
+from millpond.log.checked import Pointer, write_file
 from millpond.rows.arrow_tables import repeating_columns
 from millpond.rows.typed_columns import Columns, RowLayout, fit_parts
+from millpond.storage import Storage
 
 SEGMENT_FORMAT = "1"
 COLUMNAR_FORMAT = "2"  # of output segments with the column `fields`
@@ -79,16 +81,15 @@ class Change(NamedTuple):
 make_change = partial(tuple.__new__, Change)  # of a tuple of five, without a Python call
 
 
+@dataclass(frozen=True, eq=False)
 class SingleCellChanges(Sequence[Change]):
     """Changes of the unnamed cell of many keys, without times, sorted by key.
 
     It is the sequence that a list of `Change` would be, held as two columns: a tuple is made only when it is asked for.
     """
 
-    __slots__ = ("keys", "values")
-
-    def __init__(self, keys: list[bytes], values: list[bytes | None]) -> None:
-        self.keys, self.values = keys, values
+    keys: list[bytes]
+    values: list[bytes | None]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -109,13 +110,6 @@ class SingleCellChanges(Sequence[Change]):
 
     def __iter__(self) -> Iterator[Change]:
         return map(make_change, zip(self.keys, repeat(b""), self.values, repeat(None), repeat(None), strict=False))
-
-
-def have_times(changes: Sequence[Change]) -> bool:
-    """Return whether any of the changes has a time."""
-    if isinstance(changes, SingleCellChanges):
-        return False
-    return any(change[3] is not None or change[4] is not None for change in changes)
 
 
 @dataclass(frozen=True)
@@ -171,6 +165,11 @@ def changes_table(changes: Sequence[Change]) -> pa.Table:
 def pack_state(changes: Sequence[Change], origin: SegmentOrigin) -> memoryview:
     """Encode changes, sorted by key and cell, as a Parquet file."""
     return _to_parquet(changes_table(changes), origin.metadata())
+
+
+def write_state(storage: Storage, path: str, changes: Sequence[Change], origin: SegmentOrigin) -> Pointer:
+    """Write changes, sorted by key and cell, to a file; return the pointer for the record."""
+    return write_file(storage, path, pack_state(changes, origin), len(changes))
 
 
 def state_table(data: bytes) -> pa.Table:

@@ -9,7 +9,7 @@ The store notices no flipped byte by itself, so every value begins with a checks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from hashlib import blake2b
 from struct import Struct
 from zlib import crc32
@@ -73,10 +73,10 @@ def single_store_keys(keys: Iterable[bytes]) -> list[bytes]:
     return [key + b"\x00" if len(key) < KEY_ROOM else store_key(key) for key in keys]
 
 
-def pack_short_cells(ats: Iterable[bytes], values: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield store keys and what lies there, for cells without times whose key and cell are not too long."""
+def pack_short_cells(ats: Iterable[bytes], values: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+    """Return store keys and the bytes there, for cells without times whose key and cell are not too long."""
     head = CELL_HEAD.pack
-    return ((at, head(crc32(value, crc32(at)), 0) + value) for at, value in zip(ats, values, strict=True))
+    return [(at, head(crc32(value, crc32(at)), 0) + value) for at, value in zip(ats, values, strict=True)]
 
 
 def unpack_cell(at: bytes, data: bytes) -> bytes:

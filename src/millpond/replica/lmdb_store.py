@@ -34,7 +34,7 @@ import lmdb
 import msgspec
 import pyarrow as pa
 
-from millpond.log.segment import Change, SingleCellChanges, have_times, read_changes
+from millpond.log.segment import Change, SingleCellChanges, read_changes
 from millpond.replica import folders, host_lock
 from millpond.replica.bulk_load import append_table
 from millpond.replica.cell_format import (
@@ -285,6 +285,13 @@ def _view(txn: Any, databases: dict[str, Any], meta: _Meta) -> LmdbView:
 def _meta(txn: Any) -> _Meta:
     data = txn.get(_META)
     return _Meta() if data is None else msgspec.json.decode(unpack_cell(_META, data), type=_Meta)
+
+
+def have_times(changes: Sequence[Change]) -> bool:
+    """Return whether any of the changes has a time."""
+    if isinstance(changes, SingleCellChanges):
+        return False
+    return any(change[3] is not None or change[4] is not None for change in changes)
 
 
 def _put(txn: Any, database: Any, changes: Sequence[Change]) -> None:

@@ -18,9 +18,8 @@ from zlib import crc32
 from millpond.clock import elapsed, new_id
 from millpond.codec import Unreadable
 from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed
-from millpond.log import checked, segment
 from millpond.log.paths import Attempt
-from millpond.log.segment import Change, SegmentOrigin
+from millpond.log.segment import Change, SegmentOrigin, SingleCellChanges, write_state
 from millpond.messages import (
     BatchContext,
     ExchangePiece,
@@ -138,8 +137,7 @@ class KeyedTask:
         for step, changes in changed.items():
             origin = SegmentOrigin(context.log.app, step, self.partition, context.batch)
             path = context.paths.state(step, self.partition, attempt)
-            packed = segment.pack_state(changes, origin)
-            segments[step] = [checked.write_file(storage, path, packed, len(changes))]
+            segments[step] = [write_state(storage, path, changes, origin)]
             remember_changes(path, changes, origin)
         result.output = router.outbox.write_files(storage, self.partition, attempt, self.stage)
         result.segments, result.due, result.ends = segments, due, router.times.ends
@@ -189,10 +187,11 @@ def _next_due(
     for node in router.running:
         step = router.step_names[node]
         changes = changed.get(step, [])
-        if not view.has_times(step) and not segment.have_times(changes):
+        may_have_times = [] if isinstance(changes, SingleCellChanges) else changes
+        event = [change.due for change in may_have_times if change.due is not None and change.value is not None]
+        wall = [change.wall for change in may_have_times if change.wall is not None and change.value is not None]
+        if not event and not wall and not view.has_times(step):
             continue
-        event = [change.due for change in changes if change.due is not None and change.value is not None]
-        wall = [change.wall for change in changes if change.wall is not None and change.value is not None]
         now = round(router.context.now * 1_000_000)
         # The step itself has handled what was due by now.
         for times, by_clock, after in ((event, False, router.times.steps[node].expiry_watermark), (wall, True, now)):
