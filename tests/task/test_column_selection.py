@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -30,9 +31,9 @@ Split, Chunk = mp.lowlevel.Split, mp.lowlevel.Chunk
 
 
 class Batches:
-    """A source whose batches are lists of splits, and whose splits are lists of chunks, each a list of rows."""
+    """A source whose batches are lists of splits, and whose splits are lists of chunks, lists of rows or tables."""
 
-    def __init__(self, batches: list[list[list[list[Any]]]], as_text: bool) -> None:
+    def __init__(self, batches: list[list[list[Any]]], as_text: bool) -> None:
         self.batches, self.as_text = batches, as_text
 
     def plan(self, position: Mapping[str, Any], limit: mp.lowlevel.Limit, now: float) -> list[mp.lowlevel.Split]:
@@ -213,16 +214,20 @@ def test_a_row_that_cannot_be_sent_fails_though_its_numbers_could():
         assert [(pane["k"], pane["sum"]) for pane in driver.output("out")] == PANES
 
 
-def test_a_dead_letter_holds_the_whole_row():
+@pytest.mark.parametrize("form", ["dicts", "lines of JSON", "tables"])
+@pytest.mark.parametrize("policy", ["dead-letter", mp.retry(1, 0, then="dead-letter")], ids=["at once", "retried"])
+def test_a_dead_letter_holds_the_whole_row(form, policy, tmp_path):
+    first, second = {**row("a text", 1), "note": "first"}, {**row(1, 2), "note": "second"}
+    make = pa.Table.from_pylist if form == "tables" else list
+    batches = [[[make([first])]], [[make([second])]]]
+    letters: list[Any] = []
     app = mp.App("narrow", partitions=1)
-    keyed = app.stream("rows", mp.sources.rows([]), timestamp="t").key_by("k")
-    windows = keyed.window("w", mp.tumbling(10), grace=0, on_error="dead-letter")
+    keyed = app.stream("rows", Batches(batches, form == "lines of JSON"), timestamp="t").key_by("k")
+    windows = keyed.window("w", mp.tumbling(10), grace=0, on_error=policy)
     windows.aggregate(least=mp.min("v")).to("out", mp.sinks.memory())
-    app.dead_letters.to("letters", mp.sinks.memory())
-    with TestDriver(app) as driver:
-        driver.send("rows", [{**row("a text", 1), "note": "first"}])
-        driver.send("rows", [{**row(1, 2), "note": "second"}])
-        assert [letter["row"]["note"] for letter in driver.output("letters")] == ["second"]
+    app.dead_letters.to("letters", mp.sinks.function(lambda rows, delivery: letters.extend(rows)))
+    run_to_end(driver_of(app, open_storage("memory://"), tmp_path / "home"))
+    assert [letter["row"] for letter in letters] == [second]
 
 
 def test_windows_over_windows_are_sent_numbers(monkeypatch):

@@ -56,12 +56,10 @@ class Outbox:
         Raises an exception of any kind if a row cannot be encoded.
         """
         fields = self._program.fields.get(node)
-        if fields is None:
+        if fields is None or rows.times is None or node in self._program.needs_failed_rows:
             return rows
         if rows.form == "arrow":
             return select_columns(rows, fields)
-        if rows.times is None or node in self._program.needs_failed_rows:
-            return rows
         if rows.form == "objects":  # whether a row can be sent must not depend on the rows beside it
             self._codec.encode_lines(rows.data)
         return to_columns(rows, fields)
