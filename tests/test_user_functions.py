@@ -66,6 +66,75 @@ def by_hand(row: Any) -> Any:
 by_hand.__signature__ = inspect.signature(lambda a, b, c: None)  # type: ignore[attr-defined]
 
 
+def with_text_signature(*rows: Any) -> Any:
+    return rows
+
+
+with_text_signature.__text_signature__ = "()"  # type: ignore[attr-defined]
+
+
+class StaticCaller:
+    __call__ = staticmethod(by_hand)
+
+
+class ClassCaller:
+    @classmethod
+    def __call__(cls, row: Any) -> Any:
+        return row
+
+
+class PartialCaller:
+    __call__ = functools.partial(lambda n, row: row, 1)
+
+
+class MakesAnother:
+    def __new__(cls, row: Any) -> Any:
+        return row
+
+
+class NeverInitialised(MakesAnother):
+    def __init__(self) -> None:
+        """Is not called, because `__new__` returns no object of this class."""
+
+
+class Meta(type):
+    def __call__(cls, row: Any) -> Any:
+        return row
+
+
+class OfMeta(metaclass=Meta):
+    def __init__(self) -> None:
+        """Is not called."""
+
+
+class WithMethods:
+    def __init__(self, row: Any) -> None:
+        self.row = row
+
+    @staticmethod
+    def static(row: Any) -> Any:
+        return row
+
+    @classmethod
+    def of_class(cls, row: Any) -> Any:
+        return row
+
+    of_partial = functools.partialmethod(lambda self, n, row: row, 1)
+
+    def two_more(self, a: Any, b: Any) -> Any:
+        return a, b
+
+
+class NoRow:
+    def __call__(self) -> None:
+        """Takes nothing."""
+
+
+class NeedsTwo:
+    def __init__(self, a: Any, b: Any) -> None:
+        self.both = a, b
+
+
 @pytest.mark.parametrize(
     "f",
     [
@@ -76,6 +145,18 @@ by_hand.__signature__ = inspect.signature(lambda a, b, c: None)  # type: ignore[
         Caller(),
         Odd(),
         by_hand,
+        functools.partial(by_hand),
+        with_text_signature,
+        StaticCaller(),
+        ClassCaller(),
+        PartialCaller(),
+        MakesAnother,
+        NeverInitialised,
+        OfMeta,
+        WithMethods,
+        WithMethods.static,
+        WithMethods.of_class,
+        WithMethods(1).of_partial,
         str.split,
         print,
         max,
@@ -106,6 +187,9 @@ def test_what_can_be_called_with_a_row_is_taken(f: Any) -> None:
         (lambda a, b: 1, r"got <lambda>\(a, b\): missing a required argument: 'b'"),
         (lambda row, *, b: 1, r"missing a required (keyword-only )?argument: 'b'"),
         (functools.partial(two, 1, 2), r"got functools.partial\(.*\) with the parameters \(\): too many"),
+        (WithMethods(1).two_more, r"got two_more\(a, b\): missing a required argument: 'b'"),
+        (NoRow(), r"got .*NoRow object.* with the parameters \(\): too many"),
+        (NeedsTwo, r"got NeedsTwo\(a, b\): missing a required argument: 'b'"),
     ],
 )
 def test_what_cannot_is_refused_with_its_signature(f: Any, text: str) -> None:

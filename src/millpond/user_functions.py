@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from importlib import import_module
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 from millpond.errors import InvalidUse
@@ -13,6 +14,8 @@ _MAX_SHOWN = 120  # characters of a signature in a message
 
 def check_function(f: Any, where: str, *arguments: str) -> Any:
     """Return `f` if it can be called with these positional arguments, which are given by their names, else raise.
+
+    A callable whose arguments plain functions do not decide, such as one written in C, is returned unchecked.
 
     >>> check_function(lambda row: row, "map", "row")({"n": 1})
     {'n': 1}
@@ -39,26 +42,44 @@ def check_function(f: Any, where: str, *arguments: str) -> Any:
 
 
 def _signature(f: Any) -> inspect.Signature | None:
-    """Return the signature of what is called; None if it cannot be read, or if somebody has made it by hand.
+    """Return the signature of what is called; None if that is not sure.
 
-    A decorated function has the signature of its decorator, which may take other arguments than the function inside.
+    It is read from the code that runs, because attributes such as `__signature__` and `__wrapped__` may say anything.
     """
+    called = _called(f)
     try:
-        if getattr(f, "__signature__", None) is not None:
-            return None
-        try:
-            return inspect.signature(f, follow_wrapped=False)
-        except NameError:  # from Python 3.14 on, for an annotation that is imported for type checkers only
-            sign: Any = inspect.signature
-            formats: Any = import_module("annotationlib")
-            return sign(f, follow_wrapped=False, annotation_format=formats.Format.STRING)  # type: ignore[no-any-return]
-    except Exception:  # not written in Python, or an object with attributes of its own making
+        return None if called is None else inspect.signature(called)
+    except ValueError:  # a partial with other arguments than its function takes
         return None
 
 
+def _called(f: Any) -> Any:
+    """Return a callable that takes what `f` takes and has no attributes; None unless plain functions decide that."""
+    if type(f) is FunctionType:
+        bare = FunctionType(f.__code__, {}, f.__name__, f.__defaults__, f.__closure__)
+        bare.__kwdefaults__ = f.__kwdefaults__
+        return bare
+    if type(f) is partial:
+        inner = _called(f.func)
+        return None if inner is None else partial(inner, *f.args, **f.keywords)
+    if type(f) is MethodType:
+        return _bound(f.__func__)
+    if isinstance(f, type):
+        is_plain = type(f) is type and _defined(f, "__new__") is _defined(object, "__new__")
+        return _bound(_defined(f, "__init__")) if is_plain else None
+    return _bound(_defined(type(f), "__call__"))
+
+
+def _bound(function: Any) -> Any:
+    return MethodType(_called(function), object()) if type(function) is FunctionType else None
+
+
+def _defined(cls: type, name: str) -> Any:
+    """Return an attribute as it is written in a class or the nearest of its bases."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
 def _describe(f: Any, signature: inspect.Signature) -> str:
-    name = getattr(f, "__name__", None)
-    plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
-    shown = str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+    name, shown = getattr(f, "__name__", None), str(signature)
     shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
     return f"{name}{shown}" if isinstance(name, str) else f"{f!r} with the parameters {shown}"
