@@ -14,6 +14,7 @@ from ledger_reader import changes
 
 import millpond as mp
 from millpond.codec import Codec
+from millpond.steps.verbs.stateful_map import MANY_KEYS
 from millpond.storage import open_storage
 from millpond.testing import TestDriver
 
@@ -257,3 +258,15 @@ def test_a_state_that_cannot_be_stored_fails_its_own_row() -> None:
         with pytest.raises(mp.errors.StepFailed, match="object") as caught:
             driver.send("rows", [1, 2, 3])
         assert caught.value.row == 2
+
+
+@pytest.mark.parametrize("count", [MANY_KEYS - 1, MANY_KEYS, 2 * MANY_KEYS])
+def test_a_batch_of_many_keys_gives_each_row_the_state_of_its_own_key(count: int) -> None:
+    rows = [{"k": (i * 7919) % count, "i": i} for i in range(2 * count)]
+    app = mp.App("many")
+    keyed = app.stream("rows", mp.sources.rows([])).key_by("k")
+    keyed.stateful_map("step", lambda key, row, old: ((key, row["i"], old), row["i"])).to("out", mp.sinks.memory())
+    with TestDriver(app) as driver:
+        driver.send("rows", rows[:count])
+        driver.send("rows", rows[count:])
+        assert driver.output("out") == [(r["k"], r["i"], None if r["i"] < count else r["i"] - count) for r in rows]

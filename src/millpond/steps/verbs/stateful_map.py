@@ -28,6 +28,8 @@ from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.migration import SingleValueMigration
 from millpond.steps.state.single import ABSENT, DROPPED, ONLY_CELL, SURELY_ENCODABLE, Packed, SingleValues, is_absent
 
+MANY_KEYS = 500  # from here on it pays to read and write the keys of a batch in order
+
 
 @dataclass(frozen=True, kw_only=True)
 class StatefulMapStep(Step):
@@ -69,8 +71,10 @@ class RunningMap(Running):
 
     def run(self, rows: Rows, side: int = 0) -> Iterator[Rows]:
         assert rows.keys is not None
-        keys = rows.keys.in_order()
-        rows = Rows(rows.data, rows.order, form=rows.form, times=rows.times, keys=keys)
+        keys = rows.keys
+        if len(keys.encoded) >= MANY_KEYS:
+            keys = keys.in_order()
+            rows = Rows(rows.data, rows.order, form=rows.form, times=rows.times, keys=keys)
         before = self._values.load(keys.encoded)
         states, names = list(before), keys.objects
         if self._context.may_emit_in_parts:
