@@ -237,7 +237,8 @@ def main() -> None:
         f"{framed:,.0f} / {columns:,.0f} rows/s = {framed / columns:.2f}x",
     )
     if not options.no_peers:
-        counted = size / median(peers.seconds_per_batch("count_only", parquet))
+        counts = peers.seconds_per_batch("count_only", parquet)
+        counted = size / statistics.median(counts[many // 2 :])  # the first half warms up its JVM
         note(
             "the same DataFrame: Millpond / foreachBatch that only counts",
             f"{framed:,.0f} / {counted:,.0f} rows/s = {framed / counted:.2f}x",
