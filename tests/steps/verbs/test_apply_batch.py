@@ -760,6 +760,104 @@ def test_a_migration_that_returns_something_else_is_refused(migrated, text, ttl)
             driver.send("rows", ROWS[:1])
 
 
+CHANGED_BY_A_COLUMN: dict[str, tuple[Any, Any, Any, Any]] = {
+    "a float as an integer": (float, 1.5, int, "expected int, got 1.5"),
+    "an instant as a date": (dt.datetime, MOMENT, dt.date, "expected date, got datetime"),
+    "bytes as text": (bytes, b"x", str, "expected str, got b'x'"),
+    "an integer as an instant": (int, 5, dt.datetime, "expected datetime, got 5"),
+    "an integer as a date": (int, 5, dt.date, "expected date, got 5"),
+    "an integer as a time": (int, 5, dt.time, "expected time, got 5"),
+    "an integer as a duration": (int, 5, dt.timedelta, "expected timedelta, got 5"),
+    "a large integer as a float": (int, 2**53 + 1, float, "expected float, got 9007199254740993"),
+    "a flag as a float": (bool, True, float, "expected float, got True"),
+    "a date as an instant": (dt.date, dt.date(2030, 1, 1), dt.datetime, "expected datetime, got"),
+    "a naive time as an instant": (pa.timestamp("us"), dt.datetime(2030, 1, 1), dt.datetime, "expected datetime, got"),
+    "an instant as a naive time": (dt.datetime, MOMENT, pa.timestamp("us"), "expected timestamp"),
+    "microseconds as seconds": (dt.datetime, MOMENT, pa.timestamp("s", "UTC"), "expected timestamp"),
+    "floats in a list": (pa.list_(pa.float64()), [1.0, 1.5], pa.list_(pa.int64()), "expected list"),
+    "a field too many": (
+        pa.struct([("a", pa.int64()), ("b", pa.int64())]), {"a": 1, "b": 2}, pa.struct([("a", pa.int64())]),
+        "expected struct",
+    ),
+    "a float as a smaller one": (float, 0.1, pa.float32(), "expected float, got 0.1"),
+}  # fmt: skip
+
+
+def state_app(state: Any, f: Any, **how: Any) -> mp.App:
+    app = mp.App("kinds", partitions=1)
+    app.stream("rows", mp.sources.rows([])).key_by("k").apply_batch("s", f, state=state, **how)
+    return app
+
+
+def storing(value: Any) -> Any:
+    def f(rows: pa.Table, states: pa.Table) -> Any:
+        name = states.column_names[1]
+        return None, states.set_column(1, name, pa.array([value], states[name].type))
+
+    return f
+
+
+@pytest.mark.parametrize("ttl", [None, "1h"])
+@pytest.mark.parametrize("case", CHANGED_BY_A_COLUMN)
+def test_a_stored_value_that_its_column_would_change_is_refused(case, ttl):
+    stored, value, kind, text = CHANGED_BY_A_COLUMN[case]
+    row = [{"k": "a"}]
+    with TestDriver(state_app({"v": stored}, storing(value))) as driver:
+        driver.send("rows", row)
+        driver.restart(state_app({"other": int}, as_they_are))
+        driver.send("rows", [{"k": "b"}])
+        driver.restart(state_app({"other": int, "v": kind}, as_they_are, on_error="skip"))
+        with pytest.raises(Incompatible, match=f"step 's', key 'a': .*column 'v': {text}"):
+            driver.send("rows", row)
+    with TestDriver(state_app({"n": int}, storing(1))) as driver:
+        driver.send("rows", row)
+        migrate = {1: lambda state: {"v": value}}
+        driver.restart(state_app({"v": kind}, as_they_are, version=2, migrate=migrate, ttl=ttl, on_error="skip"))
+        with pytest.raises(Incompatible, match=f"step 's', key 'a': .*column 'v': {text}"):
+            driver.send("rows", row)
+
+
+EAST = dt.timezone(dt.timedelta(hours=5, minutes=30))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "read"),
+    [
+        (5, float, 5.0),
+        (MOMENT.astimezone(EAST), dt.datetime, MOMENT),
+        ({"a": 1}, pa.struct([("a", pa.int64()), ("b", pa.int64())]), {"a": 1, "b": None}),
+        ([("a", 1)], pa.map_(pa.string(), pa.int64()), [("a", 1)]),
+        ([1, 2.5], pa.list_(pa.float64()), [1.0, 2.5]),
+        (float("nan"), pa.float32(), float("nan")),
+    ],
+)
+def test_a_migration_may_return_an_equal_value_of_the_same_kind(value, kind, read):
+    seen = Calls()
+
+    def see(rows: pa.Table, states: pa.Table) -> Any:
+        seen.append(states["v"].to_pylist())
+        return None, None
+
+    with TestDriver(state_app({"n": int}, storing(1))) as driver:
+        driver.send("rows", [{"k": "a"}])
+        driver.restart(state_app({"v": kind}, see, version=2, migrate={1: lambda state: {"v": value}}))
+        driver.send("rows", [{"k": "a"}])
+    assert seen == [[read]] or (read != read and seen[0][0] != seen[0][0])
+
+
+@pytest.mark.parametrize("way", [dict, mp.lazily])
+def test_a_migration_that_returns_none_in_all_columns_removes_the_state(way):
+    with TestDriver(one_column()) as driver:
+        driver.send("rows", ROWS)
+        driver.send("rows", ROWS[:1])
+        assert dict(driver.state("s").items()) == {"a": {"n": 2}, "b": {"n": 1}}
+        migrate = way({1: lambda state: {"m": None, "o": None if state["n"] == 2 else 7}})
+        driver.restart(one_column(2, migrate, {"m": int, "o": int}))
+        assert dict(driver.state("s").items()) == {"b": {"m": None, "o": 7}}
+        driver.send("rows", ROWS)
+        assert dict(driver.state("s").items()) == {"a": {"m": 1, "o": None}, "b": {"m": 1, "o": 7}}
+
+
 # --- time to live ---
 
 

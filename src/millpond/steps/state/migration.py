@@ -126,6 +126,15 @@ class SingleValueMigration(Migration):
         return [cell._replace(key=encode_key(key)) for cell in found + beside]
 
 
+class ColumnsMigration(SingleValueMigration):
+    """For state in columns: a dict with None in all columns is no state, as where a function returns it."""
+
+    def _run(self, key: Any, value: Any, version: int) -> tuple[Any, Any]:
+        key, value = super()._run(key, value, version)
+        is_gone = type(value) is dict and all(column is None for column in value.values())
+        return key, None if is_gone else value
+
+
 class NamedValuesMigration(Migration):
     """For steps with a `State` handle: the functions get and return the named values as a dict; lists, maps and
     timers stay as they are."""

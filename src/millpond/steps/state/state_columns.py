@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
+from operator import attrgetter, countOf
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ _ARROW_TYPES = {
     timedelta: pa.duration("us"),
 }
 _PYTHON_NAMES = {kind: cls.__name__ for cls, kind in _ARROW_TYPES.items()}
+_PYTHON_TYPES = {pa.timestamp("us"): datetime} | {kind: cls for cls, kind in _ARROW_TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,15 @@ class StateColumns:
     def to_arrays(self, step: str, keys: Keys, states: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
         """Return the states of some keys as columns; a key without state, or a column that is new, has null there.
 
-        Raises `Incompatible` for state that was stored with columns of other types.
+        Raises `Incompatible` for a value that its column would change, such as a float in a column of integers: from a
+        migration, or from a column that was removed and came back with another type.
         """
         held: list[dict[str, Any]] = [{} if state is None else state for state in states]
         found = {}
         for name, kind in self.types.items():
             values = [state.get(name) for state in held]
             try:
-                found[name] = pa.array(values, kind)
+                found[name] = _to_array(values, kind)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 raise self._misfit(step, keys, name, values) from None
         return found
@@ -64,7 +68,7 @@ class StateColumns:
         kind = self.types[name]
         for i, value in enumerate(values):
             try:
-                pa.array([value], kind)
+                _to_array([value], kind)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 why = f"column {name!r}: expected {self.type_names[name]}, got {short_repr(value)}"
                 return unreadable_state(step, Unreadable(why), keys.objects[i])
@@ -93,6 +97,42 @@ class StateColumns:
                 f"expected the column {name!r} of the returned states as {self.type_names[name]}: {error}. Cast it, or "
                 "give it another type in state=."
             ) from error
+
+
+def _to_array(values: list[Any], kind: Any) -> Any:
+    """Return values as a column of a type; ValueError, or what Arrow raises, for a value that the column would change.
+
+    An integer may be in a column of floats that can express it.
+    """
+    array = pa.array(values, kind)
+    if not _surely_same(values, kind) and not all(map(_is_same, values, array.to_pylist())):
+        raise ValueError("another value")
+    return array
+
+
+def _surely_same(values: list[Any], kind: Any) -> bool:
+    """Return whether no value can change in a column of this type; if not, each must be compared."""
+    types = set(map(type, values)) - {NoneType}
+    if types and types != {_PYTHON_TYPES.get(kind)}:
+        return False
+    if not types & {datetime, time}:
+        return True
+    there = list(filter(None, values))
+    zoned = len(there) - countOf(map(attrgetter("tzinfo"), there), None)
+    return zoned == (0 if getattr(kind, "tz", None) is None else len(there))
+
+
+def _is_same(given: Any, found: Any) -> bool:
+    """Return whether a value of a column is the one that was put there."""
+    if isinstance(found, float):
+        return type(given) in (int, float) and (given == found or (given != given and found != found))
+    if type(given) is not type(found):
+        return False
+    if isinstance(found, dict):
+        return given.keys() <= found.keys() and all(_is_same(given.get(name), found[name]) for name in found)
+    if isinstance(found, list | tuple):
+        return len(given) == len(found) and all(map(_is_same, given, found))
+    return bool(given == found)
 
 
 def check_columns(given: Any, key_names: Sequence[str], where: str) -> StateColumns:

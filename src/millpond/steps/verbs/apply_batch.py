@@ -39,7 +39,7 @@ from millpond.steps.base import Running, StepContext
 from millpond.steps.failure import FAULTS
 from millpond.steps.kind import Step, StoredKey, is_expiring
 from millpond.steps.state.batch_states import BatchStates, ExpiringStates, PlainStates
-from millpond.steps.state.migration import SingleValueMigration
+from millpond.steps.state.migration import ColumnsMigration
 from millpond.steps.state.state_columns import StateColumns
 from millpond.steps.verbs.table_calls import (
     call_with_retries,
@@ -59,7 +59,7 @@ class ApplyBatchStep(Step):
 
     kind: ClassVar[str] = "apply_batch"
     can_expire = True
-    migration = SingleValueMigration
+    migration = ColumnsMigration
 
     f: Callable[[Any, Any], tuple[Any, Any]]
     frames: FrameKind  # what the function takes and returns
