@@ -7,8 +7,10 @@ import resource
 import signal
 import uuid
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pyarrow.parquet as pq
@@ -103,6 +105,36 @@ def test_json_lines_are_json_that_every_tool_reads(tmp_path):
     }
 
 
+class Visit(msgspec.Struct, rename="camel", omit_defaults=True):
+    seen_at: Any
+    note: str = ""
+
+
+BERLIN_IN_1890 = datetime(1890, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
+LOCAL_NOON = time(12, tzinfo=timezone(-timedelta(minutes=44, seconds=30)))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (BERLIN_IN_1890, '"1890-01-01T00:00:00+00:53:28"'),
+        (LOCAL_NOON, '"12:00:00-00:44:30"'),
+        ([{"in": (BERLIN_IN_1890,)}], '[{"in":["1890-01-01T00:00:00+00:53:28"]}]'),
+        ({BERLIN_IN_1890: 1}, '{"1890-01-01T00:00:00+00:53:28":1}'),
+        (Visit(BERLIN_IN_1890), '{"seenAt":"1890-01-01T00:00:00+00:53:28"}'),
+        (datetime(2024, 1, 2, tzinfo=ZoneInfo("Europe/Berlin")), '"2024-01-02T00:00:00+01:00"'),
+        (datetime(2024, 1, 2, tzinfo=ZoneInfo("America/St_Johns")), '"2024-01-02T00:00:00-03:30"'),
+        (datetime(2024, 1, 2, tzinfo=ZoneInfo("UTC")), '"2024-01-02T00:00:00Z"'),
+        ("at +01:00", '"at +01:00"'),
+    ],
+)
+def test_json_has_the_seconds_of_an_offset(value, text, tmp_path, capsys):
+    sinks.files(tmp_path).deliver([{"n": 1}, {"x": value, "raw": b"\x00", "nothing": float("nan")}], DELIVERY)
+    assert (tmp_path / f"{NAME}.jsonl").read_text() == f'{{"n":1}}\n{{"x":{text},"raw":"AA==","nothing":null}}\n'
+    sinks.console().deliver([{"x": value}], DELIVERY)
+    assert capsys.readouterr().out.replace(" ", "") == f'totals:{{"x":{text}}}\n'.replace(" ", "")
+
+
 @pytest.mark.parametrize("bad", [object(), {(1, 2): 3}, "\ud800"])
 def test_a_row_that_is_no_json_is_an_error_that_shows_it_and_leaves_nothing(tmp_path, bad):
     with pytest.raises(InvalidUse, match=r"a row cannot be written as JSON: .* Make it of dicts with") as error:
@@ -189,10 +221,23 @@ def test_two_types_in_a_column_are_an_error_that_names_them(tmp_path, one, other
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("value", [2**70, object(), {1: 2}, "\ud800"])
+@pytest.mark.parametrize(
+    "value", [2**63, -(2**63) - 1, 2**70, [2**63], object(), {1: 2}, "\ud800", {}, [{}], {"b": {}}, LOCAL_NOON]
+)
 def test_a_value_that_no_column_holds_is_an_error_that_names_the_field(tmp_path, value):
     with pytest.raises(InvalidUse, match=r"field 'a' cannot be a Parquet column: .* or use format='jsonl'"):
-        parquet_rows(tmp_path, [{"a": value}])
+        parquet_rows(tmp_path, [{"n": 1, "a": value}, {"n": 2, "a": value}])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_zone_of_a_time_in_a_list_is_not_dropped(tmp_path):
+    with pytest.raises(InvalidUse, match=r"field 'a\[\]' cannot be a Parquet column: .* would lose its zone"):
+        parquet_rows(tmp_path, [{"a": [LOCAL_NOON.replace(tzinfo=None), LOCAL_NOON]}])
+    assert parquet_rows(tmp_path, [{"a": time(1, 2)}]) == [{"a": time(1, 2)}]
+
+
+def test_a_dict_that_is_empty_in_some_rows_only_is_a_column(tmp_path):
+    assert parquet_rows(tmp_path, [{"a": {}}, {"a": {"b": 1}}]) == [{"a": {"b": None}}, {"a": {"b": 1}}]
 
 
 @pytest.mark.parametrize("row", [1, "x", [1, 2], None])

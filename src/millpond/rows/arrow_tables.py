@@ -78,7 +78,7 @@ def strict_column(name: str, values: list[Any], use: TableUse) -> Any:
     if types & {datetime, uuid.UUID} or not types.isdisjoint(_NESTED_TYPES) or any(map(_is_record, types)):
         values = [_to_plain(value, use) for value in values]
     kinds: dict[str, str] = {}
-    if len(types - {type(None)}) > 1 or datetime in types or not types.isdisjoint(_NESTED_TYPES):
+    if len(types - {type(None)}) > 1 or types & {datetime, time} or not types.isdisjoint(_NESTED_TYPES):
         for value in values:
             _check_one_type(name, value, kinds, use)
     try:
@@ -121,9 +121,14 @@ def _to_plain(value: Any, use: TableUse) -> Any:
 
 
 def _check_one_type(path: str, value: Any, kinds: dict[str, str], use: TableUse) -> None:
-    """Raise InvalidUse if an earlier value at this path has another type."""
+    """Raise InvalidUse if an earlier value at this path has another type, or if Arrow would drop a time's zone."""
     if value is None:
         return
+    if isinstance(value, time) and value.tzinfo is not None:
+        raise InvalidUse(
+            f"field {path!r} cannot be {use.column}: a time of day with a time zone, {value!r}, would lose its zone. "
+            f"Convert it with map(), or {use.otherwise}."
+        )
     kind = type(value).__name__
     if isinstance(value, datetime):
         kind = "naive datetime" if value.tzinfo is None else "aware datetime"

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from millpond.errors import InvalidUse
+from millpond.rows.plain_json import encode_json
 from millpond.sinks.base import Delivery
 
 
@@ -41,6 +43,6 @@ def format_row(row: Any) -> str:
     '{"n": 1, "tags": ["a", "b"]}'
     """
     try:
-        return msgspec.json.format(msgspec.json.encode(row), indent=0).decode()
-    except (TypeError, ValueError, RecursionError):
+        return msgspec.json.format(encode_json(row), indent=0).decode()
+    except (InvalidUse, RecursionError):
         return repr(row)

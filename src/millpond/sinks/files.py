@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from millpond.errors import InvalidUse
 from millpond.log.checked import read_checked, write_checked
 from millpond.log.paths import MOST_ELEMENT, cut_name
-from millpond.rows.arrow_tables import repeating_columns, rows_to_table
+from millpond.rows.arrow_tables import PARQUET, repeating_columns, rows_to_table
+from millpond.rows.plain_json import encode_json_lines
 from millpond.sinks.base import Delivery, Registration
 from millpond.storage import LocalStorage
 
@@ -25,8 +26,6 @@ FORMATS: tuple[SinkFormat, ...] = get_args(SinkFormat)
 
 MAX_SINK_BYTES = MOST_ELEMENT - 75  # of the sink's name in a file name; the other parts take up to 69
 REGISTER = "_millpond"  # readers of folders skip names that begin with an underscore
-
-_json_encoder = msgspec.json.Encoder()
 
 
 class FileSink:
@@ -219,39 +218,26 @@ def _register_file(registration: Registration) -> str:
     return f"{folder}/{registration.claim:020d}-{registration.claim_attempt}.json"
 
 
-def encode_json_lines(rows: list[Any]) -> bytes:
-    r"""Encode the rows as plain JSON that every tool can read, one per line.
-
-    Datetimes are ISO-8601, Decimals and UUIDs strings, bytes base64, sets and tuples lists, dataclasses and Structs
-    objects; nan and the infinities, which JSON lacks, are null. The types are lost; state and outputs in the log keep
-    theirs. Raises InvalidUse, with the row, if one cannot be JSON.
-
-    >>> encode_json_lines([{"n": 1}, {"tags": ("a", "b")}])
-    b'{"n":1}\n{"tags":["a","b"]}\n'
-    """
-    try:
-        return _json_encoder.encode_lines(rows)
-    except (TypeError, ValueError, RecursionError):
-        for row in rows:
-            _encode_json(row)
-        raise
-
-
-def _encode_json(row: Any) -> bytes:
-    try:
-        return _json_encoder.encode(row)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidUse(
-            f"a row cannot be written as JSON: {error}. The row: {repr(row)[:500]}. Make it of dicts with "
-            "string or number keys, lists, strings, numbers, bytes, dates, Decimals, UUIDs, dataclasses or "
-            "Structs."
-        ) from None
-
-
 def _encode_parquet(table: pa.Table) -> memoryview:
+    """Return the table as a Parquet file; InvalidUse, with the field, if Parquet has no type for a column."""
     buffer = pa.BufferOutputStream()
-    pq.write_table(table, buffer, use_dictionary=_dictionary_columns(table))
+    try:
+        pq.write_table(table, buffer, use_dictionary=_dictionary_columns(table))
+    except pa.ArrowNotImplementedError:
+        for field in table.schema:
+            _check_parquet_type(field)
+        raise
     return memoryview(buffer.getvalue())
+
+
+def _check_parquet_type(field: pa.Field) -> None:
+    try:
+        pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+    except pa.ArrowNotImplementedError as error:
+        reason = str(error).partition(". ")[0]
+        raise InvalidUse(
+            f"field {field.name!r} cannot be {PARQUET.column}: {reason}. Convert it with map(), or {PARQUET.otherwise}."
+        ) from None
 
 
 def _dictionary_columns(table: pa.Table) -> list[str] | bool:

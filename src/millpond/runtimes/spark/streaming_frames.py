@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +28,7 @@ from millpond.log.record import Record, SparkBatch
 from millpond.log.segment import unpack_outputs
 from millpond.parcels import Parcel
 from millpond.pipeline.graph import Program, Read
+from millpond.rows.plain_json import encode_json_lines
 from millpond.runtimes.base import Offer
 from millpond.runtimes.spark.jvm import checkpoint_url
 from millpond.runtimes.spark.shipping import ShippedProgram
@@ -233,6 +233,6 @@ def json_lines_reader(state_url: str, shipped: ShippedProgram) -> Callable[[Parc
         rows: list[Any] = []
         for part in parcel.segments:
             rows += unpack_outputs(checked.read_file(storage, part)).objects(codec)
-        return msgspec.json.Encoder().encode_lines(rows).decode().rstrip("\n").split("\n") if rows else []
+        return encode_json_lines(rows).decode().rstrip("\n").split("\n") if rows else []
 
     return read
