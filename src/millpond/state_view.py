@@ -6,8 +6,10 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -20,14 +22,12 @@ from millpond.log import checked, segment
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, read_manifest
 from millpond.log.paths import FOLDERS, Paths
-from millpond.log.point import LogPoint
 from millpond.log.reach import MOST_READ_ATTEMPTS, read_beside_retention, within_reach
 from millpond.log.record import Record
 from millpond.replica import View
-from millpond.replica.catch_up import MOST_REPLICA_ATTEMPTS, PartitionChanges, catch_up, repeated_damage
-from millpond.replica.cell_format import Damaged
-from millpond.replica.folders import default_home, partition_folder
+from millpond.replica.folders import default_home
 from millpond.replica.lmdb_store import close_below, delete_replicas
+from millpond.replica.snapshot import Apart, CellRow, ReadView, Snapshot, SnapshotReader
 from millpond.steps.kind import Step, StoredKey
 from millpond.steps.registry import find_kind
 from millpond.steps.state.expiring import without_expired
@@ -95,7 +95,7 @@ class StateView:
         self._own_home = None if batch is None else tempfile.mkdtemp(prefix="millpond-at-")
         if self._own_home is not None:
             weakref.finalize(self, shutil.rmtree, self._own_home, ignore_errors=True)
-        self._home = home if self._own_home is None else self._own_home
+        self._shared_home, self._home = home, home if self._own_home is None else self._own_home
 
     def _record(self) -> Record | None:
         if self._batch is None:
@@ -127,20 +127,33 @@ class StateView:
         detail = info.detail if info is not None else self._step.detail if self._step is not None else {}
         return kind.show(StoredKey(key, cells, self._codec, detail), self._step)
 
-    def _read(
-        self, record: Record, kind: type[Step], partition: int, key: bytes | None = None
-    ) -> list[tuple[bytes, bytes, bytes]]:
-        """Return key, cell and value of what the step has at a record, of all keys of a partition or of one."""
-        log = LogPoint.of(record)
-        folder, changes = partition_folder(self._home, log, partition), PartitionChanges(self._storage, partition)
+    def _snapshot(self, key: bytes | None = None) -> Snapshot | None:
+        """Return what the step has at one record, of all keys or of one; None if there is no record.
+
+        A running app that shares the local folder may catch up some replicas while others are opened. If that happens
+        each time, the state is read from replicas in a folder of its own, which are built for this one read.
+        """
+        later: Record | None = None
+        for attempt in range(2 * MOST_READ_ATTEMPTS):
+            record, later = later or self._record(), None
+            if record is None:
+                return None
+            try:
+                if attempt < MOST_READ_ATTEMPTS:
+                    return self._take(record, key, self._home)
+                with tempfile.TemporaryDirectory(prefix="millpond-at-", ignore_cleanup_errors=True) as home:
+                    return self._take(record, key, home)
+            except Apart as apart:
+                later = self._ledger.read(apart.newest)
+            except _OutOfReach:
+                pass
+        raise self._overtaken()
+
+    def _take(self, record: Record, key: bytes | None, home: str | None) -> Snapshot:
+        self._kind(record)  # raises if there is no such step
+        partitions = range(record.partitions) if key is None else [partition_of(key, record.partitions)]
         try:
-            for attempt in range(MOST_REPLICA_ATTEMPTS):
-                try:
-                    with catch_up(self._storage, log, folder, changes, rebuild=attempt > 0) as view:
-                        return list(self._living(view, kind, record, key))
-                except Damaged as damage:
-                    trouble = repeated_damage(folder, damage)
-            raise trouble
+            return SnapshotReader(self._ledger, home).take(record, partitions, partial(self._reader, key))
         except Corrupt as error:
             if self._batch is not None:
                 self._record()  # which says so if the batch is no longer within reach
@@ -149,21 +162,23 @@ class StateView:
                 raise
             raise _OutOfReach(record.number) from error
         finally:
-            if self._own_home is not None:  # its folder goes with this view: leave no store open in it
-                close_below(self._own_home)
+            if home is not None and home != self._shared_home:  # it is removed soon: leave no store open in it
+                close_below(home)
 
-    def _living(
-        self, view: View, kind: type[Step], record: Record, key: bytes | None = None
-    ) -> Iterator[tuple[bytes, bytes, bytes]]:
-        """Return key, cell and value of what the step has, of all keys or of one, without what has expired by now."""
-        info = record.steps.get(self._name)
-        if self._step is not None and info is not None and info.oldest < self._step.state.version:
-            view = self._step.upgraded_view(view, info.oldest, self._types)
-        entries = view.entries(self._name, key)
-        if not kind.can_expire:
-            return ((e.key, e.cell, e.value) for e in entries)
+    def _reader(self, key: bytes | None, record: Record) -> ReadView:
+        """Return what reads the step's rows at a record, of all keys or of one, without what has expired by now."""
+        info, kind = record.steps.get(self._name), self._kind(record)
         now = record.time if self._batch is not None else self._clock.now()
-        return without_expired((e for e in entries if kind.is_shown(e.cell)), round(now * 1_000_000))
+
+        def read(view: View) -> Iterator[CellRow]:
+            if self._step is not None and info is not None and info.oldest < self._step.state.version:
+                view = self._step.upgraded_view(view, info.oldest, self._types)
+            entries = view.entries(self._name, key)
+            if not kind.can_expire:
+                return ((e.key, e.cell, e.value) for e in entries)
+            return without_expired((e for e in entries if kind.is_shown(e.cell)), round(now * 1_000_000))
+
+        return read
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or the default.
@@ -172,48 +187,32 @@ class StateView:
         >>> mp.App("orders", state_dir="memory://").state("total").get("ann", 0)
         0
         """
-        encoded = encode_key(key)
-        for _ in range(MOST_READ_ATTEMPTS):
-            record = self._record()
-            if record is None:
-                return default
-            kind = self._kind(record)
-            try:
-                found = self._read(record, kind, partition_of(encoded, record.partitions), encoded)
-            except _OutOfReach:
-                continue
-            cells = sorted((cell, value) for _, cell, value in found)
-            return self._value(kind, key, cells, record) if cells else default
-        raise self._overtaken()
+        snapshot = self._snapshot(encode_key(key))
+        if snapshot is None:
+            return default
+        with closing(snapshot):
+            cells = sorted((cell, value) for rows in snapshot for _, cell, value in rows)
+        record = snapshot.record
+        return self._value(self._kind(record), key, cells, record) if cells else default
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """Yield every key and its value, partition by partition.
+        """Yield every key and its value, partition by partition, all of them as of one commit.
+
+        They are copied when the first one is asked for, to a temporary file if there are many.
 
         >>> import millpond as mp
         >>> list(mp.App("orders", state_dir="memory://").state("total").items())
         []
         """
-        for _ in range(MOST_READ_ATTEMPTS):
-            record = self._record()
-            if record is None:
-                return
-            has_begun = False
-            try:
-                for pair in self._items(record):
-                    has_begun = True
-                    yield pair
-                return
-            except _OutOfReach as error:
-                if has_begun:  # what was given so far is of a record that is gone
-                    raise self._overtaken() from error
-        raise self._overtaken()
-
-    def _items(self, record: Record) -> Iterator[tuple[Any, Any]]:
-        kind = self._kind(record)
-        for partition in range(record.partitions):
-            for key, cells in groupby(self._read(record, kind, partition), key=lambda cell: cell[0]):
-                known = decode_key(key)
-                yield known, self._value(kind, known, sorted((cell, value) for _, cell, value in cells), record)
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return
+        record, kind = snapshot.record, self._kind(snapshot.record)
+        with closing(snapshot):
+            for rows in snapshot:
+                for key, cells in groupby(rows, key=lambda cell: cell[0]):
+                    known = decode_key(key)
+                    yield known, self._value(kind, known, sorted((cell, value) for _, cell, value in cells), record)
 
     def _overtaken(self) -> Unavailable:
         return Unavailable(

@@ -934,6 +934,32 @@ def test_a_failed_call_refreshes_nothing():
         assert dict(driver.state("n").items()) == {"b": {"n": 1}}
 
 
+@pytest.mark.parametrize("ttl", [None, mp.ttl(10), mp.ttl(10, refresh="read")])
+def test_a_state_that_cannot_be_stored_lets_no_state_change(ttl: Any) -> None:
+    deep = pa.int64()
+    for _ in range(105):
+        deep = pa.list_(deep)
+
+    def nested(depth: int) -> Any:
+        found: Any = []
+        for _ in range(depth):
+            found = [found]
+        return found
+
+    def f(rows: pa.Table, states: pa.Table) -> Any:
+        depth = {"a": 2, "b": 103, "c": 2} if len(rows) > 1 else {"a": 1}  # 103 are too many to be stored
+        values = pa.array([nested(depth[key]) for key in states["k"].to_pylist()], deep)
+        return None, pa.table({"k": states["k"], "x": values})
+
+    app = mp.App("deep", partitions=1)
+    keyed = app.stream("rows", mp.sources.rows([]), timestamp="t").key_by("k")
+    keyed.apply_batch("x", f, state={"x": deep}, ttl=ttl, on_error="skip")
+    with TestDriver(app) as driver:
+        driver.send("rows", at("a", 1))
+        driver.send("rows", [*at("a", 2), *at("b", 2), *at("c", 2)])
+        assert dict(driver.state("x").items()) == {"a": {"x": [[]]}}
+
+
 @pytest.mark.parametrize("first", ["timed", "others"])
 def test_a_ttl_by_event_time_needs_rows_with_a_time_and_writes_nothing_without(first):
     app = mp.App("ttl", partitions=1)

@@ -13,7 +13,7 @@ from millpond.steps.base import StepContext
 from millpond.steps.failure import unreadable_state
 from millpond.steps.kind import Step
 from millpond.steps.state.expiring import ExpiringCells
-from millpond.steps.state.single import ONLY_CELL, is_absent
+from millpond.steps.state.single import ONLY_CELL, Packed, is_absent
 from millpond.timing import Unit
 
 
@@ -84,7 +84,7 @@ class ExpiringStates:
     """
 
     def __init__(self, step: Step, context: StepContext) -> None:
-        self._step, self._ttl = step.name, step.state.ttl
+        self._step, self._codec, self._ttl = step.name, context.codec, step.state.ttl
         self._cells = ExpiringCells(step, context)
         self._keys: list[bytes] = []
         self._times: list[_KeyTimes] = []
@@ -111,7 +111,9 @@ class ExpiringStates:
             for place in places:
                 self._move_to_latest(place)
                 self._cells.now.expiry(self._ttl)  # may raise, and must do so before anything is written
-        new, is_refreshed_by_reads = dict(zip(places, states, strict=True)), self._ttl and self._ttl.refresh == "read"
+        texts = iter(self._codec.encode_many([state for state in states if state is not None]))  # may raise, too
+        packed = (None if state is None else Packed(next(texts)) for state in states)
+        new, is_refreshed_by_reads = dict(zip(places, packed, strict=True)), self._ttl and self._ttl.refresh == "read"
         for place in range(len(self._keys)) if is_refreshed_by_reads else places:
             self._read(place)
             self._move_to_latest(place)

@@ -107,8 +107,9 @@ class NamedCells:
     # --- writing ---
 
     def write(self, cell: bytes, value: Any, due: int | None = None, wall: int | None = None) -> None:
-        """Set a cell, and the times at which something happens to it."""
-        self._pending[cell] = value if is_surely_encodable(value) else Packed(self._codec.encode(value))
+        """Set a cell, and the times at which something happens to it. A value that is `Packed` is stored as it is."""
+        is_ready = is_surely_encodable(value) or value.__class__ is Packed
+        self._pending[cell] = value if is_ready else Packed(self._codec.encode(value))
         self._pending_times[cell] = (due, wall)
         if due is not None or wall is not None:
             self.has_times = True
