@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -24,12 +26,14 @@ class TableUse:
     column: str
     otherwise: str  # what to do with rows that do not fit
     is_exact: bool = False  # values must come back equal and of the same type
+    takes_foreign: bool = False  # even so, values of NumPy and pandas may come back as those of Python
 
 
 PARQUET = TableUse("a Parquet file", "a Parquet column", "use format='jsonl'")
 
 _NUMBERS = {"int", "float"}
 _NESTED_TYPES = (dict, list, tuple, set, frozenset)
+_CHANGED_TYPES = (uuid.UUID, tuple, set, frozenset, bytearray, Enum)  # and records
 _EXACT_TYPES = frozenset({type(None), bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal})
 
 
@@ -37,8 +41,9 @@ def rows_to_table(rows: list[Any], use: TableUse = PARQUET) -> pa.Table:
     """Return a table with a column per field, in the order of first appearance; a field that a row lacks is null.
 
     Rows are dicts, dataclasses or Structs. UUIDs become strings, sets and tuples lists, and records in a field dicts;
-    an exact use refuses these. Integers and floats may share a column; any other mixture raises InvalidUse, because
-    Arrow would silently truncate a datetime to its date, or take bytes for text.
+    an exact use refuses these, and all other values that would change. Integers and floats may share a column; any
+    other mixture raises InvalidUse, because Arrow would silently truncate a datetime to its date, or take bytes for
+    text.
 
     >>> rows_to_table([{"a": 1}, {"a": 2.5, "b": "x"}]).to_pylist()
     [{'a': 1.0, 'b': None}, {'a': 2.5, 'b': 'x'}]
@@ -73,7 +78,7 @@ def _record(row: Any, use: TableUse) -> Mapping[Any, Any]:
 def strict_column(name: str, values: list[Any], use: TableUse) -> Any:
     """Return an Arrow array of values that all have one type; InvalidUse names the field if they do not."""
     types = set(map(type, values))
-    if use.is_exact and not types <= _EXACT_TYPES:
+    if use.is_exact and (time in types or not types <= _EXACT_TYPES):
         _refuse_inexact(name, values, use)
     if types & {datetime, uuid.UUID} or not types.isdisjoint(_NESTED_TYPES) or any(map(_is_record, types)):
         values = [_to_plain(value, use) for value in values]
@@ -90,18 +95,35 @@ def strict_column(name: str, values: list[Any], use: TableUse) -> Any:
 
 
 def _refuse_inexact(path: str, values: list[Any], use: TableUse) -> None:
-    """Raise InvalidUse for a value that Arrow would give back as one of another type."""
-    for value in values:
-        if isinstance(value, uuid.UUID | tuple | set | frozenset) or _is_record(type(value)):
-            raise InvalidUse(
-                f"field {path!r} cannot be {use.column}: a value of type {type(value).__name__} would come back as "
-                f"another type. Convert it with map(), or {use.otherwise}."
-            )
-        if isinstance(value, Mapping):
-            for key, inner in value.items():
-                _refuse_inexact(f"{path}.{key}", [inner], use)
-        elif isinstance(value, list):
-            _refuse_inexact(f"{path}[]", value, use)
+    """Raise InvalidUse if Arrow would give one of these values back as another one, or as one of another type."""
+    types = set(map(type, values))
+    if time in types and any(type(value) is time and value.tzinfo is not None for value in values):
+        raise _inexact(path, "a time of day with a time zone would come back without it", use)
+    if types <= _EXACT_TYPES:
+        return
+    for name in sorted(cls.__name__ for cls in types if _is_changed(cls, use)):
+        raise _inexact(path, f"a value of type {name} would come back as another type", use)
+    dicts = [value for value in values if isinstance(value, Mapping)]
+    for record in dicts:
+        if record.keys() != dicts[0].keys():
+            lacking = min(map(str, record.keys() ^ dicts[0].keys()))
+            raise _inexact(path, f"some of its dicts lack {lacking!r}, which would come back as None", use)
+    for name in dicts[0] if dicts else ():
+        _refuse_inexact(f"{path}.{name}", [record[name] for record in dicts], use)
+    lists = [value for value in values if isinstance(value, list)]
+    if lists:
+        _refuse_inexact(f"{path}[]", list(chain.from_iterable(lists)), use)
+
+
+def _inexact(path: str, why: str, use: TableUse) -> InvalidUse:
+    return InvalidUse(f"field {path!r} cannot be {use.column}: {why}. Convert it with map(), or {use.otherwise}.")
+
+
+def _is_changed(cls: type, use: TableUse) -> bool:
+    """Return whether Arrow gives values of a class back as those of another one, and the use does not take that."""
+    if cls in _EXACT_TYPES or cls in (dict, list):
+        return False
+    return not use.takes_foreign or issubclass(cls, _CHANGED_TYPES) or _is_record(cls)
 
 
 def _is_record(kind: type) -> bool:

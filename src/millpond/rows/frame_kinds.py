@@ -26,7 +26,10 @@ class FrameKind(Protocol):
         ...
 
     def from_arrow(self, table: pa.Table) -> Any:
-        """Return the frame; values are the same, and no Python objects are made of them."""
+        """Return the frame; values are the same, and no Python objects are made of them.
+
+        InvalidUse names a column that the frame cannot hold.
+        """
         ...
 
     def to_arrow(self, frame: Any) -> pa.Table:
@@ -60,7 +63,22 @@ class PolarsFrames:
         _import_library("polars")
 
     def from_arrow(self, table: pa.Table) -> Any:
-        return _import_library("polars").from_arrow(table)
+        polars = _import_library("polars")
+        errors = (polars.exceptions.PolarsError, polars.exceptions.PanicException)
+        try:
+            return polars.from_arrow(table)
+        except errors as error:
+            reason = _first_line(error)
+        for field in table.schema:
+            try:
+                polars.from_arrow(table.select([field.name]))
+            except errors as error:
+                reason = f"it cannot hold column {field.name!r} of type {field.type}: {_first_line(error)}"
+                break
+        raise InvalidUse(
+            f"the rows cannot become a {self.label}: {reason}. Convert the column with map() before, or let the "
+            "function take a pyarrow.Table."
+        )
 
     def to_arrow(self, frame: Any) -> pa.Table:
         polars = _import_library("polars")
@@ -106,7 +124,7 @@ class PandasFrames:
         return pa.Array.from_pandas(series)
 
 
-_RETURNED = TableUse("a returned frame", "a column", "return it as another type", is_exact=True)
+_RETURNED = TableUse("a returned frame", "a column", "return it as another type", is_exact=True, takes_foreign=True)
 
 _KINDS: tuple[FrameKind, ...] = (ArrowTables(), PolarsFrames(), PandasFrames())
 
@@ -181,6 +199,10 @@ def _import_library(name: str) -> Any:
             f"a function takes a frame of {name}, which cannot be imported: {error}. Install it with "
             f"`pip install {name}`, also where the workers run."
         ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].removesuffix(".")
 
 
 def _wrong_return(kind: FrameKind, frame: Any) -> InvalidUse:

@@ -612,6 +612,8 @@ def test_a_panic_and_an_exit_are_errors_of_the_call():
         ([{"a": 1}, {"a": "x"}], "field 'a': expected one type in a column, got int and str"),
         ([{"a": 2**70}], "field 'a' cannot be a column: .*Convert it with map"),
         ([{"a": (1, 2)}], "a value of type tuple would come back as another type"),
+        ([{"a": bytearray(b"x")}], "a value of type bytearray would come back as another type"),
+        ([{"a": {"x": 1}}, {"a": {"y": 1}}], "field 'a' cannot be a column: some of its dicts lack 'x'"),
     ],
 )
 def test_rows_that_cannot_be_columns_are_refused(rows, text):
@@ -639,6 +641,13 @@ def test_arguments_that_cannot_be_used_are_refused_when_the_program_is_built(how
     how = {"f": count, "state": {"n": int}, **how}
     with pytest.raises(InvalidUse, match=text):
         piped(lambda s: s.key_by("k").apply_batch("s", how.pop("f"), **how), [])
+
+
+def test_states_that_polars_cannot_hold_are_refused_with_the_column():
+    kind = pa.timestamp("us", "+05:30")
+    with pytest.raises(StepFailed, match=r"cannot become a polars.DataFrame: it cannot hold column 'v'") as caught:
+        piped(lambda s: s.key_by("k").apply_batch("s", as_they_are_in_polars, state={"v": kind}), ROWS)
+    assert not caught.value.is_raised
 
 
 def test_both_parameters_take_the_same_kind_of_frame():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import functools
 import subprocess
 import sys
 import uuid
+from collections import OrderedDict
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -528,14 +532,113 @@ class Record:
     n: int
 
 
+class Letter(enum.StrEnum):
+    A = "a"
+
+
+class Digit(enum.IntEnum):
+    ONE = 1
+
+
 @pytest.mark.parametrize(
     "value",
-    [uuid.UUID(int=3), (1, 2), {1}, frozenset({1}), Record(1), [(1,)], {"inner": {1}}, [{"inner": (1,)}]],
-    ids=str,
+    [
+        uuid.UUID(int=3),
+        (1, 2),
+        {1},
+        frozenset({1}),
+        Record(1),
+        [(1,)],
+        {"inner": {1}},
+        [{"inner": (1,)}],
+        Letter.A,
+        Digit.ONE,
+        bytearray(b"x"),
+        [bytearray(b"x")],
+        {"inner": Digit.ONE},
+        np.float64(1.5),
+        OrderedDict(a=1),
+        [OrderedDict(a=1)],
+    ],
+    ids=repr,
 )
-def test_a_value_that_would_come_back_as_another_type_is_refused(value):
-    with pytest.raises(StepFailed, match="would come back as another type"):
-        piped(lambda s: s.map_batch(as_they_are), [{"v": value}])
+@pytest.mark.parametrize("other", [[], [None], ["same"]], ids=["alone", "with None", "twice"])
+def test_a_value_that_would_come_back_as_another_type_is_refused(value, other):
+    rows = [{"v": value if more == "same" else more} for more in other] + [{"v": value}]
+    with pytest.raises(StepFailed, match="would come back as another type") as caught:
+        piped(lambda s: s.map_batch(as_they_are), rows)
+    assert not caught.value.is_raised
+
+
+@pytest.mark.parametrize("value", [dt.time(1, 2, tzinfo=dt.UTC), [dt.time(1, 2, tzinfo=dt.UTC)]], ids=repr)
+def test_a_time_of_day_with_a_zone_is_refused(value):
+    with pytest.raises(StepFailed, match=r"field 'v(\[\])?' cannot be a column: a time of day with a time zone would"):
+        piped(lambda s: s.map_batch(as_they_are), [{"v": None}, {"v": value}])
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (
+            [{"a": 1}, {"b": 2}],
+            "field 'v' cannot be a column: some of its dicts lack 'a', which would come back as None",
+        ),
+        ([{"a": 1}, {}], "lack 'a'"),
+        ([[{"a": 1}, {"b": 2}]], r"field 'v\[\]' .* lack 'a'"),
+        ([[{"a": 1}], [{"a": 1, "b": 2}]], r"field 'v\[\]' .* lack 'b'"),
+        ([{"in": {"a": 1}}, None, {"in": {"a": 1, "b": None}}], "field 'v.in' .* lack 'b'"),
+    ],
+)
+def test_dicts_in_a_field_must_have_the_same_keys(values, text):
+    with pytest.raises(StepFailed, match=text):
+        piped(lambda s: s.map_batch(as_they_are), [{"v": value} for value in values])
+
+
+def test_dicts_in_a_field_may_have_their_keys_in_another_order():
+    rows = [{"v": {"a": 1, "b": 2}}, {"v": {"b": 3, "a": 4}}, {"v": None}]
+    assert piped(lambda s: s.map_batch(as_they_are), rows) == rows
+
+
+def test_objects_of_numpy_and_pandas_may_be_in_a_returned_frame():
+    def objects(frame: pd.DataFrame) -> pd.DataFrame:
+        values = {"n": np.int64(3), "x": np.float64(1.5), "at": pd.Timestamp("2030-01-01"), "l": np.array([1, 2])}
+        return pd.DataFrame({name: pd.Series([value], dtype=object) for name, value in values.items()})
+
+    made = [{"n": 3, "x": 1.5, "at": dt.datetime(2030, 1, 1), "l": [1, 2]}]
+    assert piped(lambda s: s.map_batch(objects), [{"v": 1}]) == made
+
+
+@pytest.mark.parametrize("value", [(1,), Letter.A, bytearray(b"x"), uuid.UUID(int=3), Record(1)], ids=repr)
+def test_objects_in_a_returned_frame_that_would_change_are_refused(value):
+    def objects(frame: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({"o": pd.Series([value], dtype=object)})
+
+    with pytest.raises(
+        StepFailed, match=r"field 'o' cannot be a column: a value of type .* would come back as another"
+    ):
+        piped(lambda s: s.map_batch(objects), [{"v": 1}])
+
+
+EAST = dt.timezone(dt.timedelta(hours=5, minutes=30))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (MOMENT.astimezone(EAST), r"timestamp\[us, tz=\+05:30\]"),
+        ([MOMENT.astimezone(EAST)], r"list<.*timestamp\[us, tz=\+05:30\]>"),
+        (Decimal(10) ** 50, r"decimal256\(.*\)"),
+    ],
+    ids=["offset", "offset in a list", "large decimal"],
+)
+def test_rows_that_polars_cannot_hold_are_refused_with_the_column(value, kind):
+    rows = [{"n": 1, "v": value}, {"n": 2, "v": None}]
+    assert piped(lambda s: s.map_batch(as_they_are), rows) == rows
+    text = f"the rows cannot become a polars.DataFrame: it cannot hold column 'v' of type {kind}: .*Convert"
+    with pytest.raises(StepFailed, match=text) as caught:
+        piped(lambda s: s.map_batch(as_they_are_in_polars), rows)
+    assert not caught.value.is_raised
+    assert piped(lambda s: s.map_batch(as_they_are_in_polars, on_error="skip"), rows) == []
 
 
 ODD_COLUMNS = {
