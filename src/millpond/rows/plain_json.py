@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, time, timedelta
+from collections.abc import Callable
+from datetime import datetime, time
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -13,10 +15,11 @@ from millpond.errors import InvalidUse
 _encoder = msgspec.json.Encoder()
 _REFUSALS = (TypeError, ValueError, RecursionError)
 
-# How an offset from UTC ends, as in "2024-05-01T12:00:00+02:00". Two patterns that each begin with one character are
-# found several times faster than one pattern for both.
+# An offset from UTC that is not 0, as msgspec writes it. Two patterns that begin with a character each are found much
+# faster than one that begins with either.
 _OFFSETS = (re.compile(rb'\+..:.."'), re.compile(rb'-..:.."'))
-_MINUTE = timedelta(minutes=1)
+_TIME_TYPES = (datetime, time)
+_LEAF_TYPES = frozenset({str, int, float, bool, type(None)})
 
 
 def encode_json_lines(rows: list[Any]) -> bytes:
@@ -35,7 +38,7 @@ def encode_json_lines(rows: list[Any]) -> bytes:
         for row in rows:
             encode_json(row)
         raise
-    return _encoder.encode_lines(_with_exact_offsets(rows)) if _has_offset(data) else data
+    return _encode_exactly(data, rows, _encoder.encode_lines)
 
 
 def encode_json(row: Any) -> bytes:
@@ -48,24 +51,41 @@ def encode_json(row: Any) -> bytes:
             "string or number keys, lists, strings, numbers, bytes, dates, Decimals, UUIDs, dataclasses or "
             "Structs."
         ) from None
-    return _encoder.encode(_with_exact_offsets(row)) if _has_offset(data) else data
+    return _encode_exactly(data, row, _encoder.encode)
 
 
-def _has_offset(data: bytes) -> bool:
-    """Return whether there may be a time with an offset that is not 0, as msgspec writes it."""
-    return any(offset.search(data) for offset in _OFFSETS)
+def _encode_exactly(data: bytes, value: Any, encode: Callable[[Any], bytes]) -> bytes:
+    """Return `data`, or the value encoded anew if a time in it has an offset with seconds. msgspec rounds these."""
+    if not any(offset.search(data) for offset in _OFFSETS):
+        return data
+    plain = msgspec.to_builtins(value, builtin_types=_TIME_TYPES)
+    return encode(_replace_times(plain)) if _any_seconds(plain) else data
 
 
-def _with_exact_offsets(value: Any) -> Any:
-    """Return the value with text in place of times whose offsets have seconds: msgspec rounds offsets to minutes."""
-    return _replace_times(msgspec.to_builtins(value, builtin_types=(datetime, time)))
+def _any_seconds(value: Any) -> bool:
+    """Return whether a time in dicts and lists has an offset with seconds."""
+    level = [value]
+    while level:
+        others = [inner for inner in level if type(inner) not in _LEAF_TYPES]
+        if any(_has_seconds(inner) for inner in others if type(inner) in _TIME_TYPES):
+            return True
+        dicts = [inner for inner in others if type(inner) is dict]
+        lists = [inner for inner in others if type(inner) is list or type(inner) is tuple]
+        level = [*set(chain.from_iterable(dicts)), *chain.from_iterable(map(dict.values, dicts))]
+        level += chain.from_iterable(lists)
+    return False
+
+
+def _has_seconds(value: datetime | time) -> bool:
+    offset = value.utcoffset()
+    return offset is not None and bool(offset.seconds % 60 or offset.microseconds)
 
 
 def _replace_times(value: Any) -> Any:
+    """Return dicts and lists with text in place of times whose offsets have seconds."""
     kind = type(value)
-    if kind is datetime or kind is time:
-        offset = value.utcoffset()
-        return value.isoformat() if offset is not None and offset % _MINUTE else value
+    if kind in _TIME_TYPES:
+        return value.isoformat() if _has_seconds(value) else value
     if kind is dict:
         return {_replace_times(key): _replace_times(inner) for key, inner in value.items()}
     if kind is list or kind is tuple:
