@@ -52,6 +52,16 @@ class Bench:
         rows.key_by("key").stateful_map("total", add, initial=0).to("out", self.sink())
         return app
 
+    def admin(self) -> Any:
+        """The operations on the app's state without its program."""
+        return mp.open(str(self.folder / "state"), "copied").admin
+
+    def void(self) -> dict[str, list[tuple[int, int]]]:
+        """What the newest record says is still to be made void."""
+        newest = mp.open(str(self.folder / "state"), "copied").newest
+        assert newest is not None
+        return newest.void
+
     def add_rows(self, count: int) -> None:
         with open(self.folder / "in.jsonl", "a") as file:
             for i in range(self.written, self.written + count):
@@ -342,6 +352,51 @@ def test_a_paused_driver_cannot_deliver_what_was_cleared_or_dropped(lines: Bench
     assert lines.held() == expected
 
 
+FOLLOWERS: dict[str, Callable[[Bench], Any]] = {
+    "clear": lambda bench: bench.app().clear_state(),
+    "clear without the program": lambda bench: bench.admin().clear(),
+    "clear twice": lambda bench: (bench.admin().clear(), bench.admin().clear()),
+    "clear and compact": lambda bench: (bench.admin().clear(), bench.admin().compact(keep=1)),
+    "compact": lambda bench: bench.admin().compact(keep=1),
+    "rescale": lambda bench: bench.admin().rescale(3),
+    "drop a step": lambda bench: bench.admin().drop_step("total"),
+    "drop outputs": lambda bench: bench.admin().drop_outputs("out"),
+}
+
+
+@pytest.mark.parametrize("follower", FOLLOWERS)
+def test_what_was_rolled_back_is_made_void_whatever_follows_the_rollback(lines: Bench, follower: str) -> None:
+    lines.run(4)
+    rolled_back = lines.files()[1:]
+    lines.admin().rollback(1)
+    FOLLOWERS[follower](lines)
+    assert lines.void()["out"][0][0] == 2, "every record repeats it until the sinks have done it"
+    lines.run()
+    assert len(rolled_back) == 3 and not any(file.stat().st_size for file in rolled_back)
+    assert not lines.void()
+
+
+def test_a_paused_driver_cannot_deliver_what_was_rolled_back_before_a_clear(lines: Bench) -> None:
+    lines.run(3)
+    batch = newest(lines) + 3
+    parked = sleepy(lines, "deliver", batch)
+    run_until_parked(lines, parked, 5)
+    lines.admin().rollback(batch - 1)
+    lines.app().clear_state()
+    parked.go_on()
+    assert lines.held() == Counter(range(4)), "the four that were delivered before"
+
+
+def test_a_clear_without_the_program_gives_up_open_outputs_with_the_next_start(lines: Bench) -> None:
+    lines.run(3)
+    parked = sleepy(lines, "deliver", newest(lines) + 3)
+    run_until_parked(lines, parked, 5)
+    lines.admin().clear()
+    lines.run()
+    parked.go_on()
+    assert lines.held() == lines.each_once() + Counter(range(4))
+
+
 def test_a_rollback_that_is_paused_touches_nothing_newer(bench: Bench) -> None:
     bench.run(6)
     parked = sleepy(bench, "rollback")
@@ -483,6 +538,25 @@ def test_what_the_log_no_longer_has_is_named(tmp_path: Path) -> None:
 
 def newest(bench: Bench) -> int:
     return max(int(path.stem) for path in (bench.folder / "state" / "copied" / "ledger").glob("*.json"))
+
+
+def test_the_newest_file_is_delivered_again_if_it_is_empty(bench: Bench) -> None:
+    bench.run(3)
+    bench.files()[-1].write_bytes(b"")
+    bench.run()
+    assert bench.held() == bench.each_once()
+
+
+def test_a_damaged_parquet_file_is_named_and_delivered_again_once_it_is_deleted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "parquet")
+    bench.run(3)
+    damaged = bench.files()[-1]
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with pytest.raises(mp.errors.Corrupt, match=rf"{damaged.name} is damaged"):
+        bench.run()
+    damaged.unlink()
+    bench.run()
+    assert bench.held() == bench.each_once()
 
 
 # --- what was rolled back since a copy was made ---

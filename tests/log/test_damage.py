@@ -36,7 +36,8 @@ def finished(storage: FaultyStorage, *batches: list[str]) -> None:
 def test_an_empty_record_is_corrupt_and_the_text_says_why(storage):
     finished(storage, ["a"], ["b"])
     storage.damage(record_path(storage, 2), "empty")
-    with pytest.raises(mp.errors.Corrupt, match=r"ledger record counts/ledger/0{19}2\.json is empty, as a power loss"):
+    text = r"ledger record counts/ledger/0{19}2\.json is empty, as a power loss .* delete that one file while no driver"
+    with pytest.raises(mp.errors.Corrupt, match=text):
         TestDriver(counting(), storage=storage)
 
 

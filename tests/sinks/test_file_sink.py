@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from millpond import sinks
-from millpond.errors import InvalidUse, Unavailable
+from millpond.errors import Corrupt, InvalidUse, Unavailable
 from millpond.sinks.base import Delivery
 
 DELIVERY = Delivery("orders", "5e1f", "totals", 42, 3)
@@ -316,3 +316,28 @@ def test_a_url_is_an_error_that_says_what_to_do():
 def test_an_unknown_format_is_an_error(tmp_path):
     with pytest.raises(InvalidUse, match=r"expected format= one of \('jsonl', 'parquet'\), got 'csv'"):
         sinks.files(tmp_path, format="csv")  # type: ignore[arg-type]
+
+
+def test_an_empty_parquet_file_that_a_killed_process_left_gets_its_rows(tmp_path):
+    file = tmp_path / f"{NAME}.parquet"
+    file.write_bytes(b"")
+    sink = sinks.files(tmp_path, format="parquet")
+    assert sink.status(DELIVERY) == "void"
+    sink.revive([{"n": 1}], DELIVERY)
+    assert pq.read_table(file).to_pylist() == [{"n": 1}]
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1 and no more", b"PAR1" + bytes(20) + b"PAR1"])
+def test_a_damaged_parquet_file_can_be_rolled_back(tmp_path, data):
+    file = tmp_path / f"{NAME}.parquet"
+    file.write_bytes(data)
+    sink = sinks.files(tmp_path, format="parquet")
+    sink.rollback([DELIVERY], lambda delivery: [{"n": 1}])
+    assert pq.read_table(file).to_pydict() == {"n": []} and sink.status(DELIVERY) == "void"
+
+
+@pytest.mark.parametrize("data", [b"PAR1 and no more", b"PAR1" + bytes(20) + b"PAR1"])
+def test_a_damaged_parquet_file_is_named(tmp_path, data):
+    (tmp_path / f"{NAME}.parquet").write_bytes(data)
+    with pytest.raises(Corrupt, match=rf"{NAME}\.parquet is damaged \(.* Delete that file and run the app again"):
+        sinks.files(tmp_path, format="parquet").status(DELIVERY)

@@ -25,7 +25,14 @@ class TestLocalWithoutHardLinks(StorageSuite):
     def storage(self, tmp_path: Path) -> Storage:
         return LocalStorage(tmp_path, hard_links=False)
 
-    # What a file system without hard links cannot promise; the class says so.
+
+class TestLocalWithoutHardLinksAndExclusiveRenames(StorageSuite):
+    @pytest.fixture
+    def storage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+        monkeypatch.setattr("millpond.storage.exclusive_rename._find_rename", lambda: None)
+        return LocalStorage(tmp_path, hard_links=False)
+
+    # What such a file system cannot promise; the class says so.
     test_a_reader_meets_nothing_or_all_of_a_new_file = None  # type: ignore[assignment]
 
 

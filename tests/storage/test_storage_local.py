@@ -230,15 +230,46 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     assert storage.get("a/b") == b"2"
 
 
-def test_a_file_system_without_hard_links_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(source: str, target: str) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted", source)
+def refuse(source: str, target: str) -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted", source)
 
+
+@pytest.mark.parametrize("renames", [True, False])
+def test_a_file_system_without_hard_links_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: bool
+) -> None:
     monkeypatch.setattr(os, "link", refuse)
+    if not renames:
+        monkeypatch.setattr("millpond.storage.durable.rename_exclusively", refuse)
     storage = LocalStorage(tmp_path)
     assert storage.put_new("a", b"one") is True
     assert storage.put_new("a", b"two") is False
     assert storage.get("a") == b"one"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+CREATE_WITHOUT_LINKS = """
+import os, signal, sys
+from millpond.storage import LocalStorage
+
+def die(source, target):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+os.replace = die
+LocalStorage(sys.argv[1], hard_links=False).put_new("ledger/1", b"one")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file systems of macOS may have no exclusive rename")
+def test_a_new_file_without_hard_links_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", CREATE_WITHOUT_LINKS, str(tmp_path)], check=False)
+    assert LocalStorage(tmp_path).get("ledger/1") in (None, b"one")
+
+
+def test_without_hard_links_a_folder_is_not_replaced_by_a_new_file(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(InvalidUse, match="Expected a file, but a folder has this name"):
+        LocalStorage(tmp_path, hard_links=False).put_new("a", b"one")
     assert os.listdir(tmp_path) == ["a"]
 
 

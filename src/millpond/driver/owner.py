@@ -168,7 +168,6 @@ class Owner:
                 **self._signature(),
                 "deliveries": {sink: delivered[sink] for sink in self._program.sinks},
                 # This driver has made deliveries void in its sinks when it started.
-                "undo": {},
                 "void": self._void,
                 "targets": {**last.targets, **self.targets.fingerprints},
                 "steps": self._next_steps(),

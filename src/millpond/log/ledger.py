@@ -28,6 +28,11 @@ _WAY_OUT = (
     "Put the record back from a copy of the state directory, or delete the app's folder there and read "
     "its input again; nothing has been changed."
 )
+_EMPTY_WAY_OUT = (
+    "If it is the newest record, and the file system has neither hard links nor exclusive renames, a process was "
+    "killed before it had written the record: delete that one file while no driver runs, and run again. Otherwise: "
+    + _WAY_OUT
+)
 
 
 class Ledger:
@@ -215,7 +220,7 @@ def _pack_record(record: Record) -> tuple[Record, bytes]:
 
 def _unpack_record(data: bytes, where: str) -> Record:
     """Decode a record; `Corrupt` if any byte has changed, `Incompatible` if its format is newer."""
-    found = msgspec.json.decode(unpack_checked(data, where, help=_WAY_OUT)).get("format")
+    found = msgspec.json.decode(unpack_checked(data, where, help=_WAY_OUT if data else _EMPTY_WAY_OUT)).get("format")
     if found not in READABLE_FORMATS:
         raise Incompatible(
             f"{where} has format {found}, and this version of Millpond reads formats {READABLE_FORMATS[0]} to "

@@ -141,8 +141,12 @@ class Record(Struct, kw_only=True, omit_defaults=True):
         return self.number + self.arrivals
 
     def followed_by(self, kind: Kind, *, driver: str, attempt: str, time: float, **own: Any) -> Record:
-        """Return the next record: what is carried over from this one, and what is its own."""
-        carried = {name: getattr(self, name) for name in CARRIED}
+        """Return the next record: what is carried over from this one, and what is its own.
+
+        Every record after the first is made here. A clear gives up state and positions, but `ALWAYS_CARRIED` names what
+        concerns the ledger as a whole. Every kind of record repeats `void`, until the sinks have done it.
+        """
+        carried = {name: getattr(self, name) for name in (ALWAYS_CARRIED if kind == "clear" else CARRIED)}
         return Record(
             **{
                 **carried,
@@ -153,29 +157,28 @@ class Record(Struct, kw_only=True, omit_defaults=True):
                 "attempt": attempt,
                 "time": time,
                 "previous": self.checksum,
+                "void": self.void_ranges,
                 **own,
             }
         )
 
 
+ALWAYS_CARRIED = ("app", "partitions", "floor")  # and `void`, which takes the place of `undo`
+
 CARRIED = (
+    *ALWAYS_CARRIED,
     "arrivals",
-    "app",
     "incarnation",
     "born",
     "epoch",
-    "partitions",
     "positions",
     "watermarks",
     "reached",
     "due",
     "deliveries",
-    "undo",
-    "void",
     "newest_outputs",
     "targets",
     "steps",
     "spark",
     "manifest",
-    "floor",
 )

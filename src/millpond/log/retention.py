@@ -129,15 +129,18 @@ def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
     """Return the oldest record that must stay within reach.
 
     What is not delivered stays, however old, and so do rolled-back records until the program's sinks have made their
-    deliveries void.
+    deliveries void. None if records from before the last clear must stay for that: then no record can be removed.
     """
+    rolled_back = list(_rolled_back_starts(ledger, newest))
+    if any(start < newest.born for start in rolled_back):
+        return None
     first = max(newest.born, ledger.floor(newest))
     number = max(first, newest.number - keep.batches + 1)
     for record in ledger.between(max(first - 1, min(newest.deliveries.values(), default=number)), number - 1):
         if any(newest.deliveries.get(sink, record.number) < record.number for sink in record.outputs):
             number = record.number
             break
-    wanted = ledger.read(max(first, min([number, *_rolled_back_starts(ledger, newest)])))
+    wanted = ledger.read(max(first, min([number, *rolled_back])))
     if not keep.seconds or wanted is None:
         return wanted
     longest = keep.seconds / CLOCK_JUMP_PARTS
@@ -154,14 +157,14 @@ def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
 
 
 def _rolled_back_starts(ledger: Ledger, newest: Record) -> Iterator[int]:
-    """Yield where the ranges of rolled-back records begin whose deliveries are not void in their targets yet.
+    """Yield where ranges of rolled-back or cleared records begin whose deliveries are not void in their targets yet.
 
     Ranges of a sink that is gone from the program are left out: it may never come back.
     """
     for sink in newest.void_ranges.keys() & newest.deliveries.keys():
         for begin, end in newest.void_ranges[sink]:
             after = ledger.read(end + 1)
-            if after is not None and after.back is not None:
+            if after is not None and (after.back is not None or after.kind == "clear"):
                 yield begin
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from millpond.clock import new_id
-from millpond.log.record import FORMAT, Record
+from millpond.log.record import Record
 from millpond.maintenance.stopped_app import StoppedApp
-from millpond.maintenance.void_outputs import give_up_outputs, undelivered_ranges
+from millpond.maintenance.void_outputs import give_up_outputs, undelivered_ranges, with_ranges
 from millpond.pipeline.graph import Program
 
 
@@ -18,21 +18,15 @@ def clear_app(app: StoppedApp, partitions: int | None, program: Program | None) 
     if last is None:
         return None
     number = last.number + 1
-    cleared = Record(
-        format=FORMAT,
-        kind="clear",
-        app=app.name,
-        number=number,
+    cleared = app.write(
+        "clear",
+        last,
         incarnation=new_id(),
         born=number,
         arrivals=0,
-        driver=app.id,
-        attempt=new_id(),
-        time=app.clock.now(),
-        previous=last.checksum,
         partitions=partitions or last.partitions,
         deliveries=dict.fromkeys(last.deliveries, number),
+        void=with_ranges(last.void_ranges, undelivered_ranges(app.ledger, last)),
     )
-    app.ledger.append(cleared, last)
-    give_up_outputs(app.ledger, cleared, last.incarnation, undelivered_ranges(app.ledger, last), program)
+    give_up_outputs(app.ledger, cleared, last.incarnation, cleared.void_ranges, program)
     return last, cleared

@@ -6,7 +6,7 @@ from millpond.errors import InvalidUse
 from millpond.log.record import Record
 from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.stopped_app import StoppedApp, describe_amount, detect_fencing
-from millpond.maintenance.void_outputs import give_up_outputs, undelivered_ranges
+from millpond.maintenance.void_outputs import give_up_outputs, undelivered_ranges, with_ranges
 from millpond.pipeline.graph import Program
 
 
@@ -64,7 +64,6 @@ def drop_sink_outputs(app: StoppedApp, sink: str, program: Program | None) -> No
         "release",
         last,
         deliveries={**last.deliveries, sink: last.number},
-        undo={},
-        void={**last.void_ranges, sink: [*last.void_ranges.get(sink, []), *dropped[sink]]},
+        void=with_ranges(last.void_ranges, dropped),
     )
     give_up_outputs(app.ledger, record, record.incarnation, dropped, program)

@@ -16,6 +16,7 @@ from millpond.log.record import Record
 from millpond.log.retention import carried_files
 from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.stopped_app import StoppedApp, detect_fencing, position_files
+from millpond.maintenance.void_outputs import with_ranges
 from millpond.pipeline.graph import Program
 
 
@@ -53,11 +54,10 @@ def roll_back(app: StoppedApp, batch: int, *, dry_run: bool = False) -> str:
         spark=target.spark,
         newest_outputs=target.newest_outputs,
         deliveries=dict.fromkeys(last.deliveries, last.number),
-        undo={},
-        void={
-            sink: [*last.void_ranges.get(sink, []), (target.number + 1, last.number)]
-            for sink in [*last.deliveries, *last.void_ranges]
-        },
+        void=with_ranges(
+            last.void_ranges,
+            {sink: [(target.number + 1, last.number)] for sink in [*last.deliveries, *last.void_ranges]},
+        ),
     )
     last = app.write("rewrite", last, **own)
     app.at("committed")

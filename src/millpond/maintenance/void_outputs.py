@@ -15,6 +15,16 @@ def undelivered_ranges(ledger: Ledger, last: Record) -> SinkRanges:
     return {sink: [(max(first, number + 1), last.number)] for sink, number in last.deliveries.items()}
 
 
+def with_ranges(ranges: SinkRanges, more: SinkRanges) -> dict[str, list[tuple[int, int]]]:
+    """Return the ranges of both.
+
+    >>> from millpond.maintenance.void_outputs import with_ranges
+    >>> with_ranges({"out": [(2, 4)]}, {"out": [(7, 8)], "log": [(8, 8)]})
+    {'out': [(2, 4), (7, 8)], 'log': [(8, 8)]}
+    """
+    return {sink: [*ranges.get(sink, []), *more.get(sink, [])] for sink in [*ranges, *more]}
+
+
 def give_up_outputs(
     ledger: Ledger, record: Record, incarnation: str, ranges: SinkRanges, program: Program | None
 ) -> None:

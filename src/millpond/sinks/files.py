@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Literal, get_args
 from urllib.parse import quote
@@ -12,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millpond.errors import InvalidUse
+from millpond.errors import Corrupt, InvalidUse
 from millpond.log.checked import read_checked, write_checked
 from millpond.log.paths import MOST_ELEMENT, cut_name
 from millpond.rows.arrow_tables import PARQUET, repeating_columns, rows_to_table
@@ -155,7 +156,15 @@ class FileSink:
         if name.endswith(".jsonl"):
             return self._storage.get_range(name, 0, 1) == b""
         data = self._storage.get(name)
-        return data is not None and pq.read_metadata(pa.BufferReader(data)).num_rows == 0
+        if not data:  # empty: a process was killed while it made the file, and the rows come again as into one of JSON
+            return data is not None
+        try:
+            return bool(pq.read_metadata(pa.BufferReader(data)).num_rows == 0)
+        except (pa.ArrowException, OSError) as error:
+            raise Corrupt(
+                f"{self._storage.root}: {name} is damaged ({str(error).strip()}). It holds what was delivered to a "
+                "sink. Delete that file and run the app again: its rows are delivered again from the log."
+            ) from error
 
     def _make_void(self, name: str, rows: Callable[[], list[Any]]) -> None:
         self._storage.put(
@@ -165,7 +174,8 @@ class FileSink:
     def _schema_of(self, name: str, rows: Callable[[], list[Any]]) -> pa.Schema:
         data = self._storage.get(name)
         if data is not None:
-            return pq.read_schema(pa.BufferReader(data))
+            with suppress(pa.ArrowException, OSError):  # a damaged file becomes one without rows as well
+                return pq.read_schema(pa.BufferReader(data))
         found = rows()
         return rows_to_table(found).schema if found else pa.schema([])
 

@@ -24,8 +24,9 @@ _NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 class LocalStorage:
     """A folder, made by the first put; a relative path becomes absolute at once.
 
-    `put_new` needs hard links; where the file system has none, a reader can see an empty file for a moment (see
-    `DurableWriter`). `hard_links=False` does not try them. `label` is what error messages call the folder.
+    `put_new` needs hard links or renames that replace nothing; where the file system has neither, a reader can see an
+    empty file for a moment (see `DurableWriter`). `hard_links=False` does not try hard links. `label` is what error
+    messages call the folder.
 
     >>> import tempfile
     >>> from millpond.storage import LocalStorage

@@ -18,6 +18,7 @@ from typing import Literal
 from millpond.clock import new_id
 from millpond.errors import InvalidUse, MillpondError, Unavailable
 from millpond.storage.base import as_view
+from millpond.storage.exclusive_rename import UNSUPPORTED, rename_exclusively
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
@@ -27,9 +28,10 @@ class DurableWriter:
     """Writes files below the folder `root`, which is made with the first of them.
 
     When `replace` or `create` returns, the file survives a power loss. `create` uses a hard link, which appears whole
-    or fails. Some file systems have none (FAT, some FUSE and SMB mounts): there it makes an empty file exclusively and
-    replaces it by the full one, so that still one writer wins, but a reader can see the empty file, and a crash in
-    between leaves it. `hard_links=False` does that from the start. `label` is how error messages begin.
+    or fails. Some file systems have none (FAT, some FUSE and SMB mounts): there it uses a rename that replaces nothing,
+    which does the same. `hard_links=False` does that from the start. Where that fails, too (some FUSE mounts), it makes
+    an empty file exclusively and replaces it by the full one: still one writer wins, but a reader can see the empty
+    file, and a crash in between leaves it. `label` is how error messages begin.
 
     >>> import os, tempfile
     >>> from millpond.storage.durable import DurableWriter
@@ -45,7 +47,8 @@ class DurableWriter:
     """
 
     def __init__(self, root: str, *, label: str, hard_links: bool = True) -> None:
-        self._root, self._label, self._hard_links = root, label, hard_links
+        self._root, self._label = root, label
+        self._hard_links, self._exclusive_renames = hard_links, True  # False when the file system refuses
         self._id, self._numbers = new_id(), count()  # of the hidden files that it writes
         self._durable_folders: set[str] = set()  # whose names this process has synced in their parents
 
@@ -104,6 +107,13 @@ class DurableWriter:
                 if error.errno not in _NO_HARD_LINKS:
                     raise
                 self._hard_links = False
+        if self._exclusive_renames:
+            try:
+                return rename_exclusively(temporary, file)
+            except OSError as error:
+                if error.errno not in UNSUPPORTED:
+                    raise
+                self._exclusive_renames = False
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
         try:
             os.replace(temporary, file)
