@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,7 +14,7 @@ from millpond.clock import Clock, SystemClock, as_datetime
 from millpond.codec import Codec, decode_key
 from millpond.driver.settings import DriverSettings
 from millpond.driver.void_deliveries import sinks_without_rollback
-from millpond.errors import InvalidUse
+from millpond.errors import Corrupt, InvalidUse
 from millpond.log.heartbeat import check_stopped
 from millpond.log.jobs import ProgressCallback
 from millpond.log.ledger import Ledger
@@ -450,8 +450,9 @@ class ReadOnlyApp(AdminVerbs):
     def __init__(self, state_dir: str, name: str) -> None:
         check_name(name, "open(name)")
         self.name, self._storage, self._clock = name, open_storage(state_dir), SystemClock()
-        if Ledger(self._storage, name, self._clock).newest() is None:
-            raise InvalidUse(f"{self._storage.url} holds no app {name!r}: check state_dir and the app's name")
+        with suppress(Corrupt):  # what reads the record will say so; `verify` reads all others, too
+            if Ledger(self._storage, name, self._clock).newest() is None:
+                raise InvalidUse(f"{self._storage.url} holds no app {name!r}: check state_dir and the app's name")
 
     @property
     def admin(self) -> Admin:

@@ -255,6 +255,31 @@ def test_verify_lists_what_is_damaged_and_what_is_nobodys(millpond: Millpond) ->
     assert (found["ok"], len(found["damaged"]), found["orphans"]) == (False, 1, [str(orphan.relative_to("state"))])
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_verify_goes_on_if_the_newest_records_are_damaged(millpond: Millpond, count: int) -> None:
+    segment, last = min(Path("state").rglob("steps/**/*.parquet")), newest().number
+    segment.write_bytes(b"nonsense")
+    damaged = sorted(Path("state/orders/ledger").glob("*.json"))[-count:]
+    for record in damaged:
+        data = bytearray(record.read_bytes())
+        data[200] ^= 4
+        record.write_bytes(data)
+    result = millpond("verify", "--format", "json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["ok"], found["records"], found["orphans"]) == (False, last + 1 - count, [])
+    for file in (*damaged, segment):
+        assert [text for text in found["damaged"] if f"{file.relative_to('state')} is damaged" in text]
+    assert len(found["damaged"]) == count + 1
+
+
+def test_verify_of_a_ledger_without_a_whole_record_reports_it(millpond: Millpond) -> None:
+    for record in Path("state/orders/ledger").glob("*.json"):
+        record.write_bytes(b"nonsense")
+    found = json.loads(millpond("verify", "--format", "json").stdout)
+    assert not found["ok"] and found["records"] == 0 and len(found["damaged"]) == 1
+
+
 # --- savepoints ---
 
 

@@ -79,10 +79,10 @@ class _Pass:
 
     def run(self) -> tuple[Verdict, int, int]:
         """Return the verdict, and the floor before and after the pass."""
-        newest = self._try(self.ledger.newest)
+        newest, last = self._find_newest()
         floor = 0 if newest is None else self._read_floor(newest)
         if newest is not None:
-            self._read_records(newest, max(newest.born, floor))
+            self._read_records(max(newest.born, floor), last)
         for file in self.seen.values():
             self._count(file.path)
             self._try(partial(checked.read_file, self.storage, file))
@@ -96,6 +96,19 @@ class _Pass:
         verdict = Verdict(self.kinds["record"], len(self.seen), size, self.damaged, left, kinds)
         newest = self._try(self.ledger.newest)
         return verdict, floor, floor if newest is None else max(newest.floor, floor)
+
+    def _find_newest(self) -> tuple[Record | None, int]:
+        """Return the newest record that can be read, if there is one, and the number of the newest one of all."""
+        newest = self._try(self.ledger.newest)
+        if newest is not None:
+            return newest, newest.number
+        numbers = self._try(self.ledger.numbers) or []
+        for number in reversed(numbers):
+            with suppress(MillpondError):  # it is noted when all records are read
+                found = self.ledger.read(number)
+                if found is not None:
+                    return found, numbers[-1]
+        return None, -1
 
     def _try(self, read: Callable[[], T]) -> T | None:
         """Call `read`; if it fails, note the error as damage and return None."""
@@ -122,9 +135,9 @@ class _Pass:
         if self._try(partial(read_checked, self.storage, path, old=b'{"driver":')) is not None:
             self._count(path)
 
-    def _read_records(self, newest: Record, first: int) -> None:
+    def _read_records(self, first: int, last: int) -> None:
         before: Record | None = None
-        for number in range(first, newest.number + 1):
+        for number in range(first, last + 1):
             path = self.ledger.paths.record(number)
             record = self._try(lambda number=number: next(self.ledger.between(number - 1, number)))  # type: ignore[misc]
             if record is None:
