@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from millpond.errors import MillpondError
-from millpond.log.paths import Paths
 from millpond.log.point import LogPoint, SegmentsByStep
 from millpond.log.record import Pointers, StreamTime
 from millpond.sources.base import Split
@@ -42,10 +40,6 @@ class BatchContext:
     event_time: EventTime = field(default_factory=EventTime)
     table_changes: Pointers = field(default_factory=dict)  # table → partition → changes of the batch's earlier stages
     is_read_ahead: bool = False  # the batch before it is not done: `event_time` is as that one begins
-
-    @cached_property
-    def paths(self) -> Paths:
-        return Paths(self.log.app)
 
 
 @dataclass(frozen=True)

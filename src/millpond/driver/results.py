@@ -202,7 +202,7 @@ def _moved_positions(
             found[stream] = Position(entries, held.base)
             continue
         whole = {**positions.get(stream, {}), **moved}
-        path = context.paths.position(stream, Attempt(context.batch, context.driver, new_id()))
+        path = context.log.paths.position(stream, Attempt(context.batch, context.driver, new_id()))
         found[stream] = Position({}, checked.write_file(storage, path, msgspec.json.encode(whole), len(whole)))
     return found
 
@@ -218,7 +218,7 @@ def _spark_batches(storage: Storage, context: BatchContext, offers: list[Offer],
         attempt = Attempt(context.batch, context.driver, new_id())
         held = last.spark[offer.stream].files if offer.stream in last.spark else {}
         files = {name: held[name] for name in offer.files if name in held}
-        new = {context.paths.spark(offer.stream, attempt, name): name for name in offer.files if name not in held}
+        new = {context.log.paths.spark(offer.stream, attempt, name): name for name in offer.files if name not in held}
         if new:
             with ThreadPoolExecutor(len(new), thread_name_prefix="millpond-commit") as pool:
                 data = [offer.files[name].read_bytes() for name in new.values()]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from millpond.log.checked import Pointer
+from millpond.log.paths import Paths
 from millpond.log.record import Record
 
 SegmentsByStep = dict[str, list[Pointer]]  # step or sink → files
@@ -51,6 +53,10 @@ class LogPoint:
             recent={record.number: segments_by_partition(record)},
             links={record.number: RecordLink.of(record)},
         )
+
+    @cached_property
+    def paths(self) -> Paths:
+        return Paths(self.app)
 
     def followed_by(self, record: Record, most: int) -> LogPoint:
         """Return the point of the record after this one, with the segments of the newest records, at most `most`."""

@@ -46,7 +46,7 @@ def table_folder(home: str | None, log_point: LogPoint, table: str) -> Path:
 
 def _folder(home: str | None, at: LogPoint, name: str) -> Path:
     tail = f"-since-{at.epoch}" if at.epoch else ""
-    return Path(home or default_home(), Paths(at.app).root, at.incarnation, f"{name}-of-{at.partitions:05d}{tail}")
+    return Path(home or default_home(), at.paths.root, at.incarnation, f"{name}-of-{at.partitions:05d}{tail}")
 
 
 def _epoch(folder: Path) -> int:

@@ -136,7 +136,7 @@ class KeyedTask:
         segments, attempt = {}, Attempt(context.batch, context.driver, new_id())
         for step, changes in changed.items():
             origin = SegmentOrigin(context.log.app, step, self.partition, context.batch)
-            path = context.paths.state(step, self.partition, attempt)
+            path = context.log.paths.state(step, self.partition, attempt)
             segments[step] = [write_state(storage, path, changes, origin)]
             remember_changes(path, changes, origin)
         result.output = router.outbox.write_files(storage, self.partition, attempt, self.stage)

@@ -105,10 +105,10 @@ class Outbox:
         for sink, (orders, blocks) in self._outputs.items():
             origin = SegmentOrigin(context.log.app, sink, partition, context.batch)
             packed = pack_outputs(np.concatenate(orders), blocks, origin, self._codec)
-            path = context.paths.output(sink, partition, attempt)
+            path = context.log.paths.output(sink, partition, attempt)
             output.outputs[sink] = [checked.write_file(storage, path, packed, sum(map(len, orders)))]
         if any(self._program.stages[exchange] > stage for exchange in self.blobs):
-            path = context.paths.exchange(attempt)
+            path = context.log.paths.exchange(attempt)
             data, output.carried = self._join_blobs(path, stage)
             if data:
                 storage.put(path, data)
