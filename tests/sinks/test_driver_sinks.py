@@ -1,16 +1,25 @@
-"""The sinks that run in the driver: console, memory, function."""
+"""The sinks that run in the driver: console, memory, function, dataframe."""
 
 from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from millpond import sinks
+from millpond.codec import Codec
 from millpond.errors import InvalidUse, Unavailable
+from millpond.log.checked import write_file
+from millpond.log.segment import SegmentOrigin, pack_outputs
+from millpond.parcels import Parcel
+from millpond.runtimes.spark.streaming_frames import json_lines_reader
 from millpond.sinks.base import Delivery
+from millpond.storage import open_storage
 
 DELIVERY = Delivery("orders", "5e1f", "totals", 42, 3)
 
@@ -79,3 +88,15 @@ def test_what_is_no_function_is_an_error():
 def test_a_place_that_there_is_not_is_an_error():
     with pytest.raises(InvalidUse, match="expected 'driver' or 'workers', got 'moon'"):
         sinks.function(print, where="moon")  # type: ignore[arg-type]
+
+
+def test_a_frame_is_read_from_json_with_the_seconds_of_offsets(tmp_path):
+    storage, codec = open_storage(str(tmp_path)), Codec()
+    rows = [{"at": datetime(1890, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))}, {"at": datetime(2024, 1, 2, tzinfo=UTC)}]
+    data = pack_outputs(range(2), [codec.encode_lines(rows)], SegmentOrigin("orders", "totals", 3, 42), codec)
+    parcel = Parcel("totals", DELIVERY, (write_file(storage, "out.parquet", data, 2),))
+    shipped: Any = SimpleNamespace(program=lambda: SimpleNamespace(types=()))
+    assert json_lines_reader(str(tmp_path), shipped)(parcel) == [
+        '{"at":"1890-01-01T00:00:00+00:53:28"}',
+        '{"at":"2024-01-02T00:00:00Z"}',
+    ]
