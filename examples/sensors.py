@@ -1,7 +1,7 @@
 """A moving average per sensor, computed by polars over all readings of a batch at once.
 
-Reads JSON lines from readings/ and writes to averages/. Run it, add lines or files, run it again. It needs polars,
-which `pip install "millpond[polars]"` installs:
+Reads JSON lines from readings/ and writes to averages/. Run it, add lines or files, run it again. It needs polars, which
+the extra `millpond[polars]` installs as described in the README:
 
     mkdir -p readings
     echo '{"sensor": "a", "celsius": 20.5}' >> readings/monday.jsonl
@@ -17,11 +17,17 @@ import millpond as mp
 
 
 def smooth(rows: pl.DataFrame, states: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Put the last average of each sensor before its readings, as if it were one, and go on from there."""
-    before = states.drop_nulls().select("sensor", celsius="ema")
-    together = pl.concat([before, rows.select("sensor", "celsius")])
-    together = together.with_columns(ema=pl.col("celsius").ewm_mean(alpha=0.5, adjust=False).over("sensor"))
-    return rows.with_columns(together["ema"].slice(len(before))), together.group_by("sensor").agg(pl.col("ema").last())
+    """Compute the averages as if the last average of each sensor were its first reading of the batch.
+
+    Readings that are null or not finite have no average and change none.
+    """
+    celsius = pl.col("celsius").cast(pl.Float64)
+    readings = rows.select("sensor", celsius=pl.when(celsius.is_finite()).then(celsius))
+    before = states.drop_nulls("ema").select("sensor", celsius="ema")
+    ema = pl.col("celsius").ewm_mean(alpha=0.5, adjust=False, ignore_nulls=True).over("sensor")
+    together = pl.concat([before, readings]).with_columns(ema=ema)
+    after = together.drop_nulls("ema").group_by("sensor").agg(pl.col("ema").last())
+    return rows.with_columns(together["ema"].slice(len(before))), after
 
 
 app = mp.App("sensors", state_dir="state")

@@ -106,7 +106,7 @@ class FailedRow:
     row: Any
     order: int
     again: Callable[[], None] | None = None  # makes another attempt at it; None if there is no point in one
-    call: str = ""  # in words, the call that failed, if it was given other rows, too
+    call: str = ""  # a sentence about the call that failed, if it was given other rows, too
 
 
 @dataclass
@@ -146,7 +146,7 @@ class Failures:
         if is_input:
             message = message if where is None else f"{where}: {message}"
         elif failed.call:
-            message = f"{message.removesuffix('.')}, {failed.call}"
+            message = f"{message.removesuffix('.')}. {failed.call}"
         trace = _user_traceback(error) if is_raised else ""
         if policy == "stop":
             failure = StepFailed(
@@ -179,11 +179,11 @@ class Failures:
         All attempts have been made: of a `Retry`, only `then` is left.
         """
         policy = policy.then if isinstance(policy, Retry) else policy
-        call = f"in a call with {len(rows)} row{'s' if len(rows) > 1 else ''}"
-        call += "" if self.partition is None else f" of partition {self.partition}"
+        partition = "" if self.partition is None else f" of partition {self.partition}"
+        call = f"The call had {len(rows)} row{'s' if len(rows) > 1 else ''}{partition}."
         if policy == "stop" and not isinstance(error, (Unreadable, Incompatible, Corrupt)):
             failure = stop_for_error(step, error, self.batch).failure
-            text = f"{failure.error.removesuffix('.')}, {call}"
+            text = f"{failure.error.removesuffix('.')}. {call}"
             trace = failure.traceback if failure.is_raised else ""
             is_raised = failure.is_raised
             raise Stop(StepFailed(step, batch=self.batch, error=text, traceback=trace, is_raised=is_raised)) from error

@@ -492,7 +492,7 @@ def test_a_bad_return_fails_like_an_error_of_the_function(f, text, policy):
         driver.restart(totals_app(f, 1, on_error=policy))
         if policy == "stop":
             with pytest.raises(
-                StepFailed, match=f"'total', batch 4: .*{text}(?s:.*), in a call with 6 rows of partition 0"
+                StepFailed, match=f"'total', batch 4: .*{text}(?s:.*)[.] The call had 6 rows of partition 0[.]"
             ):
                 driver.send("rows", ROWS)
         else:
@@ -538,7 +538,7 @@ def test_an_error_stops_with_the_number_of_rows_and_their_partition_and_blames_n
     with TestDriver(totals_app(fails_on_three, 1)) as driver:
         driver.send("rows", GOOD)
         with pytest.raises(
-            StepFailed, match=r"ValueError: it is three, in a call with 2 rows of partition 0"
+            StepFailed, match=r"ValueError: it is three[.] The call had 2 rows of partition 0[.]"
         ) as caught:
             driver.send("rows", POOR)
     assert (caught.value.step, caught.value.row, caught.value.key, caught.value.batch) == ("total", None, None, 2)
@@ -566,7 +566,7 @@ def test_dead_letters_hold_each_row_with_its_key_and_say_how_many_there_were():
             (row, row["k"], "total") for row in POOR
         ]
         assert {letter["error"] for letter in letters} == {
-            "ValueError: it is three, in a call with 2 rows of partition 0"
+            "ValueError: it is three. The call had 2 rows of partition 0."
         }
         driver.send("rows", GOOD)
         assert dict(driver.state("total").items()) == {"a": {"total": 2}, "b": {"total": 4}}

@@ -268,7 +268,7 @@ def test_a_row_that_cannot_become_python_objects_fails_alone():
             [1, 2],
             r"map_batch needs rows with fields \(dicts, dataclasses or Structs\), got int: 1\. Map the rows to dicts",
         ),
-        ([{}, {}], r"map_batch needs rows with fields, got rows without any\. Call map\(\) instead of map_batch\(\),"),
+        ([{}, {}], r"map_batch needs rows with fields, got rows without any\. Call map\(\) instead of map_batch\(\)\. The call had"),
         ([{1: 2}], "a column needs a string as its name, got 1"),
         ([{"a": 1}, {"a": "x"}], "field 'a': expected one type in a column, got int and str"),
         ([{"a": 2**70}], "field 'a' cannot be a column: .*Convert it with map"),
@@ -465,7 +465,7 @@ GOOD, BAD = [{"n": 0}, {"n": 2}], [{"n": 1}, {"n": 2}, {"n": 3}]
 
 def test_a_failed_call_stops_with_the_number_of_its_rows_and_blames_none_of_them():
     with pytest.raises(
-        StepFailed, match=r"'map_batch', batch .*: a function raised ValueError: it is one, in a call with 3 rows"
+        StepFailed, match=r"'map_batch', batch .*: a function raised ValueError: it is one[.] The call had 3 rows[.]"
     ) as caught:
         sent("stop", GOOD, BAD)
     assert (caught.value.step, caught.value.row, caught.value.key) == ("map_batch", None, None)
@@ -482,7 +482,7 @@ def test_dead_letters_hold_each_row_of_the_call():
     out, dead, _ = sent("dead-letter", GOOD, BAD)
     assert out == GOOD
     assert [(letter["row"], letter["step"], letter["error"]) for letter in dead] == [
-        (row, "map_batch", "ValueError: it is one, in a call with 3 rows") for row in BAD
+        (row, "map_batch", "ValueError: it is one. The call had 3 rows.") for row in BAD
     ]
 
 
@@ -520,7 +520,7 @@ def test_a_function_cannot_end_its_process(error):
     def leave(table: pa.Table) -> pa.Table:
         raise error
 
-    with pytest.raises(StepFailed, match=f"{type(error).__name__}: enough, in a call with 1 row\n"):
+    with pytest.raises(StepFailed, match=f"{type(error).__name__}: enough[.] The call had 1 row[.]\n"):
         piped(lambda s: s.map_batch(leave), ROWS[:1])
 
 

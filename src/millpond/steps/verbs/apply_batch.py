@@ -146,7 +146,8 @@ class RunningApplyBatch(Running):
         if set(table.column_names) != set(expected):
             raise InvalidUse(
                 f"expected the function to return states with the columns {', '.join(map(repr, expected))}, got "
-                f"{', '.join(map(repr, table.column_names))}"
+                f"{', '.join(map(repr, table.column_names))}. Select these columns in the function, or name the columns "
+                "of the state in state=."
             )
         return find_keys(table, distinct), self._step.columns.to_states(table)
 
@@ -157,7 +158,10 @@ class RunningApplyBatch(Running):
 def _outputs_and_states(result: Any) -> tuple[Any, Any]:
     if isinstance(result, tuple) and len(result) == 2:
         return result
-    raise InvalidUse(f"expected (outputs, states), a tuple of two, and the function returned {short_repr(result)}")
+    raise InvalidUse(
+        f"expected (outputs, states), a tuple of two, and the function returned {short_repr(result)}. Return None for "
+        "outputs or for states if there are none."
+    )
 
 
 def _check_outputs(table: pa.Table, count: int) -> pa.Table | None:
