@@ -23,7 +23,7 @@ def check_function(f: Any, where: str, *arguments: str) -> Any:
     Traceback (most recent call last):
     ...
     millpond.errors.InvalidUse: stateful_map('total'): expected a function of 3 arguments (key, row, state), got \
-<lambda>(key, row): too many positional arguments
+<lambda>(key, row), which takes 2
     """
     if not callable(f):
         raise InvalidUse(f"{where}: expected a function, got {f!r}")
@@ -32,11 +32,11 @@ def check_function(f: Any, where: str, *arguments: str) -> Any:
         return f
     try:
         signature.bind(*arguments)
-    except TypeError as error:
+    except TypeError:
         count = f"{len(arguments)} argument{'' if len(arguments) == 1 else 's'} ({', '.join(arguments)})"
         raise InvalidUse(
             f"{where}: expected a function of {count if arguments else 'no arguments'}, got "
-            f"{_describe(f, signature)}: {error}"
+            f"{_describe(f, signature)}, which {_needs(signature, len(arguments))}"
         ) from None
     return f
 
@@ -77,6 +77,22 @@ def _bound(function: Any) -> Any:
 def _defined(cls: type, name: str) -> Any:
     """Return an attribute as it is written in a class or the nearest of its bases."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def _needs(signature: inspect.Signature, count: int) -> str:
+    """Say why a call with `count` positional arguments does not fit."""
+    parameters = list(signature.parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in positional)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        does_fit, taken = required <= count, f"takes at least {required}"
+    else:
+        does_fit = required <= count <= len(positional)
+        taken = f"takes {f'{required} to ' if required < len(positional) else ''}{len(positional) or 'none'}"
+    if not does_fit:
+        return taken
+    names = [repr(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    return f"needs the keyword argument{'' if len(names) == 1 else 's'} {', '.join(names)}"
 
 
 def _describe(f: Any, signature: inspect.Signature) -> str:

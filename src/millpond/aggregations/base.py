@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,20 @@ class Aggregation:
 
     def __repr__(self) -> str:
         return f"mp.{self.label}"
+
+
+def check_given_aggregations(aggregations: Mapping[str, Any], where: str) -> None:
+    """Raise InvalidUse unless there are aggregations, and nothing else."""
+    if not aggregations:
+        raise InvalidUse(f"{where}: expected one or more aggregations by name, such as n=mp.count(), got none")
+    for name, given in aggregations.items():
+        if not isinstance(given, Aggregation):
+            shown = getattr(given, "__name__", None) if callable(given) else None
+            got = short_repr(given) if shown is None else f"the function {shown}"
+            raise InvalidUse(
+                f"{where}: expected {name}= to be an aggregation, such as {name}=mp.count() or {name}=mp.sum('amount'), "
+                f"got {got}"
+            )
 
 
 def reader(where: str, field: Field) -> Callable[[Any], Any]:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
 from millpond.aggregations import Aggregation
+from millpond.aggregations.base import check_given_aggregations
 from millpond.errors import InvalidUse
 from millpond.pipeline import graph as g
 from millpond.pipeline import joins
@@ -382,12 +383,11 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'customer': 'ann', 'n': 1, 'spent': 3}, {'customer': 'ann', 'n': 2, 'spent': 7}]
         """
-        wrong = [n for n, a in aggregations.items() if not isinstance(a, Aggregation)]
+        check_given_aggregations(aggregations, f"aggregate({name!r})")
         clash = sorted(set(aggregations) & set(self._node.keyed or ()))
-        if not aggregations or wrong or clash:
+        if clash:
             raise InvalidUse(
-                f"aggregate({name!r}): expected aggregations by name such as n=mp.count(), with names other "
-                f"than the key's {list(self._node.keyed or ())}, got {wrong or clash or 'none'}"
+                f"aggregate({name!r}): expected names other than the key's {list(self._node.keyed or ())}, got {clash}"
             )
         check_aggregations(self._graph, self._node, aggregations, f"aggregate({name!r})")
         retracting = with_retractions(f"aggregate({name!r})", self._graph, self._node, aggregations)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 from millpond.aggregations import Aggregation
+from millpond.aggregations.base import check_given_aggregations
 from millpond.errors import InvalidUse
 from millpond.pipeline.event_time import check_aggregations
 from millpond.pipeline.retractions import with_retractions
@@ -100,13 +101,12 @@ class WindowedStream(Generic[K, R]):
         where = f"window({self._name!r}).aggregate"
         graph, node = self._stream._graph, self._stream._node
         window, names = self._options["window"], node.keyed or ()
-        wrong = [name for name, a in aggregations.items() if not isinstance(a, Aggregation)]
+        check_given_aggregations(aggregations, where)
         clash = sorted(set(aggregations) & {*names, *_FIELDS} | {name for name in aggregations if name[:1] == "$"})
-        if not aggregations or wrong or clash:
+        if clash:
             raise InvalidUse(
-                f"{where}: expected aggregations by name such as n=mp.count(), with names that do not begin "
-                f"with '$' and are other than the key's {list(names)} and {', '.join(_FIELDS)}, got "
-                f"{wrong or clash or 'none'}"
+                f"{where}: expected names that do not begin with '$' and are other than the key's {list(names)} and "
+                f"{', '.join(_FIELDS)}, got {clash}"
             )
         cannot = [name for name, a in aggregations.items() if not a.can_merge]
         if cannot and window.is_merged:
