@@ -1,7 +1,7 @@
 """A moving average per sensor, computed by polars over all readings of a batch at once.
 
-Reads JSON lines from readings/ and writes to averages/. Run it, add lines or files, run it again. It needs polars, which
-the extra `millpond[polars]` installs as described in the README:
+Reads JSON lines from readings/ and writes to averages/. Run it, add lines or files, run it again. It needs polars,
+which the extra `millpond[polars]` installs as described in the README:
 
     mkdir -p readings
     echo '{"sensor": "a", "celsius": 20.5}' >> readings/monday.jsonl

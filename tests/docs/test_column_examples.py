@@ -1,4 +1,4 @@
-"""The functions over columns that the docs show are right: any batches give the results of a plain loop over the rows."""
+"""The functions over columns that the docs show give the results of a plain loop over the rows, in any batches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import random
 import runpy
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -88,7 +89,7 @@ def outputs_and_states(f: Callable[..., Any], state: dict[str, Any], batches: li
 def random_batches(rows: list[Any], seed: int) -> list[list[Any]]:
     pick = random.Random(seed)
     ends = [0, *sorted(pick.sample(range(1, len(rows)), 7)), len(rows)]
-    return [rows[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return [rows[start:end] for start, end in pairwise(ends)]
 
 
 def is_usable(value: Any) -> bool:

@@ -61,8 +61,8 @@ def check_given_aggregations(aggregations: Mapping[str, Any], where: str) -> Non
             shown = getattr(given, "__name__", None) if callable(given) else None
             got = short_repr(given) if shown is None else f"the function {shown}"
             raise InvalidUse(
-                f"{where}: expected {name}= to be an aggregation, such as {name}=mp.count() or {name}=mp.sum('amount'), "
-                f"got {got}"
+                f"{where}: expected {name}= to be an aggregation, such as {name}=mp.count() or "
+                f"{name}=mp.sum('amount'), got {got}"
             )
 
 

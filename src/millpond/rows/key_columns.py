@@ -73,8 +73,7 @@ def find_keys(found: pa.Table, distinct: pa.Table) -> Sequence[int]:
     if -1 in places:
         raise InvalidUse(
             "expected the returned states to have keys of the states that the function was given, got "
-            f"{_key_text(keys[places.index(-1)])}. Return only keys of these states: those of other keys may be in another "
-            "partition."
+            f"{_key_text(keys[places.index(-1)])}. Return only these keys: others may be in another partition."
         )
     if len(set(places)) < len(places):
         (twice, _), *_ = Counter(keys).most_common(1)
@@ -92,8 +91,8 @@ def _key_column(name: str, column: Any, kind: Any) -> Any:
         raise InvalidUse(f"expected the key column {name!r} of the returned states as it was given: {error}") from error
     if column.null_count:
         raise InvalidUse(
-            f"expected keys in the column {name!r} of the returned states, got null. Copy the keys from the states that the "
-            "function was given, and leave out rows without a key."
+            f"expected keys in the column {name!r} of the returned states, got null. Copy the keys of the states that "
+            "the function was given, and leave out rows without a key."
         )
     return column
 

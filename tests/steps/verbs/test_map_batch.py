@@ -268,7 +268,10 @@ def test_a_row_that_cannot_become_python_objects_fails_alone():
             [1, 2],
             r"map_batch needs rows with fields \(dicts, dataclasses or Structs\), got int: 1\. Map the rows to dicts",
         ),
-        ([{}, {}], r"map_batch needs rows with fields, got rows without any\. Call map\(\) instead of map_batch\(\)\. The call had"),
+        (
+            [{}, {}],
+            r"map_batch needs rows with fields, got rows without any\. Call map\(\) instead of map_batch\(\)\.",
+        ),
         ([{1: 2}], "a column needs a string as its name, got 1"),
         ([{"a": 1}, {"a": "x"}], "field 'a': expected one type in a column, got int and str"),
         ([{"a": 2**70}], "field 'a' cannot be a column: .*Convert it with map"),

@@ -146,8 +146,8 @@ class RunningApplyBatch(Running):
         if set(table.column_names) != set(expected):
             raise InvalidUse(
                 f"expected the function to return states with the columns {', '.join(map(repr, expected))}, got "
-                f"{', '.join(map(repr, table.column_names))}. Select these columns in the function, or name the columns "
-                "of the state in state=."
+                f"{', '.join(map(repr, table.column_names))}. Select these columns in the function, or name the "
+                "columns of the state in state=."
             )
         return find_keys(table, distinct), self._step.columns.to_states(table)
 
