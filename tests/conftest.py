@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure: how long an example takes is not what these tests are about.
+settings.register_profile("millpond", deadline=None)
+settings.load_profile("millpond")
 
 SPARK_TESTS = Path(__file__).parent / "spark"
 NO_SKIPS = os.environ.get("MILLPOND_NO_SKIPS", "") not in ("", "0")
