@@ -387,11 +387,14 @@ def test_a_paused_driver_cannot_deliver_what_was_rolled_back_before_a_clear(line
     assert lines.held() == Counter(range(4)), "the four that were delivered before"
 
 
-def test_a_clear_without_the_program_gives_up_open_outputs_with_the_next_start(lines: Bench) -> None:
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_clear_without_the_program_gives_up_open_outputs_with_the_next_start(lines: Bench, compact: bool) -> None:
     lines.run(3)
     parked = sleepy(lines, "deliver", newest(lines) + 3)
     run_until_parked(lines, parked, 5)
     lines.admin().clear()
+    if compact:
+        lines.admin().compact(keep=1)
     lines.run()
     parked.go_on()
     assert lines.held() == lines.each_once() + Counter(range(4))

@@ -129,18 +129,16 @@ def _oldest_wanted(ledger: Ledger, newest: Record, keep: Keep) -> Record | None:
     """Return the oldest record that must stay within reach.
 
     What is not delivered stays, however old, and so do rolled-back records until the program's sinks have made their
-    deliveries void. None if records from before the last clear must stay for that: then no record can be removed.
+    deliveries void. If those are from before a clear, it is the record of the clear: it has no manifest, so the floor
+    stays where it is.
     """
-    rolled_back = list(_rolled_back_starts(ledger, newest))
-    if any(start < newest.born for start in rolled_back):
-        return None
     first = max(newest.born, ledger.floor(newest))
     number = max(first, newest.number - keep.batches + 1)
     for record in ledger.between(max(first - 1, min(newest.deliveries.values(), default=number)), number - 1):
         if any(newest.deliveries.get(sink, record.number) < record.number for sink in record.outputs):
             number = record.number
             break
-    wanted = ledger.read(max(first, min([number, *rolled_back])))
+    wanted = ledger.read(max(first, min([number, *_rolled_back_starts(ledger, newest)])))
     if not keep.seconds or wanted is None:
         return wanted
     longest = keep.seconds / CLOCK_JUMP_PARTS
