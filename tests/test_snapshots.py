@@ -55,7 +55,7 @@ class RunningApp:
 
     def __init__(self, driver: TestDriver, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
         self.homes: list[str] = []
-        original = snapshot.catch_up
+        original = snapshot.catch_up  # type: ignore[attr-defined]
 
         def catch_up(storage: Any, log: Any, folder: Path, *args: Any, **how: Any) -> Any:
             self.homes.append(str(folder))

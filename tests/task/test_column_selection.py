@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -169,7 +169,7 @@ def test_only_numbers_that_are_read_travel_to_windows(way, travels, as_text, tmp
     odd = {"a text among the numbers": [row("x", 3)], "a missing field": [{"k": "b", "t": 4}]}.get(way, [])
     app = mp.App("narrow", partitions=2)
     keyed = app.stream("rows", Batches([[[[*NUMBERS, *odd]]]], as_text), timestamp="t").key_by("k")
-    policy = "dead-letter" if way == "dead letters" else "skip"
+    policy: Literal["dead-letter", "skip"] = "dead-letter" if way == "dead letters" else "skip"
     windows = keyed.window("w", mp.tumbling(10), grace=0, on_error=policy)
     total = {"a count": mp.count(), "a function": mp.sum(value)}.get(way, mp.sum("v"))
     out: list[Any] = []
