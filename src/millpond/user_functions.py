@@ -9,7 +9,7 @@ from typing import Any
 
 from millpond.errors import InvalidUse
 
-_MAX_SHOWN = 120  # characters of a signature in a message
+_MAX_SIGNATURE = 120  # characters of a signature in a message
 
 
 def check_function(f: Any, where: str, *arguments: str) -> Any:
@@ -27,7 +27,7 @@ def check_function(f: Any, where: str, *arguments: str) -> Any:
     """
     if not callable(f):
         raise InvalidUse(f"{where}: expected a function, got {f!r}")
-    signature = _signature(f)
+    signature = _checkable_signature(f)
     if signature is None:
         return f
     try:
@@ -41,40 +41,40 @@ def check_function(f: Any, where: str, *arguments: str) -> Any:
     return f
 
 
-def _signature(f: Any) -> inspect.Signature | None:
+def _checkable_signature(f: Any) -> inspect.Signature | None:
     """Return the signature of what is called; None if that is not sure.
 
     It is read from the code that runs, because attributes such as `__signature__` and `__wrapped__` may say anything.
     """
-    called = _called(f)
+    called = _code_to_call(f)
     try:
         return None if called is None else inspect.signature(called)
     except ValueError:  # a partial with other arguments than its function takes
         return None
 
 
-def _called(f: Any) -> Any:
+def _code_to_call(f: Any) -> Any:
     """Return a callable that takes what `f` takes and has no attributes; None unless plain functions decide that."""
     if type(f) is FunctionType:
         bare = FunctionType(f.__code__, {}, f.__name__, f.__defaults__, f.__closure__)
         bare.__kwdefaults__ = f.__kwdefaults__
         return bare
     if type(f) is partial:
-        inner = _called(f.func)
+        inner = _code_to_call(f.func)
         return None if inner is None else partial(inner, *f.args, **f.keywords)
     if type(f) is MethodType:
-        return _bound(f.__func__)
+        return _bind_method(f.__func__)
     if isinstance(f, type):
-        is_plain = type(f) is type and _defined(f, "__new__") is _defined(object, "__new__")
-        return _bound(_defined(f, "__init__")) if is_plain else None
-    return _bound(_defined(type(f), "__call__"))
+        is_plain = type(f) is type and _find_definition(f, "__new__") is _find_definition(object, "__new__")
+        return _bind_method(_find_definition(f, "__init__")) if is_plain else None
+    return _bind_method(_find_definition(type(f), "__call__"))
 
 
-def _bound(function: Any) -> Any:
-    return MethodType(_called(function), object()) if type(function) is FunctionType else None
+def _bind_method(function: Any) -> Any:
+    return MethodType(_code_to_call(function), object()) if type(function) is FunctionType else None
 
 
-def _defined(cls: type, name: str) -> Any:
+def _find_definition(cls: type, name: str) -> Any:
     """Return an attribute as it is written in a class or the nearest of its bases."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
@@ -97,5 +97,5 @@ def _needs(signature: inspect.Signature, count: int) -> str:
 
 def _describe(f: Any, signature: inspect.Signature) -> str:
     name, shown = getattr(f, "__name__", None), str(signature)
-    shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
+    shown = shown if len(shown) <= _MAX_SIGNATURE else f"{shown[:_MAX_SIGNATURE]}…"
     return f"{name}{shown}" if isinstance(name, str) else f"{f!r} with the parameters {shown}"

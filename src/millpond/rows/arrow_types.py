@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from millpond.errors import InvalidUse
 
-_PLAIN_TYPES = (
+_PLAIN_ARROW_TYPES = (
     pa.types.is_null,
     pa.types.is_boolean,
     pa.types.is_integer,
@@ -52,7 +52,7 @@ def _readable_type(kind: Any) -> Any:
         return kind
     if isinstance(kind, pa.BaseExtensionType):
         raise InvalidUse("it is an extension type")
-    if any(is_plain(kind) for is_plain in _PLAIN_TYPES):
+    if any(is_plain(kind) for is_plain in _PLAIN_ARROW_TYPES):
         return kind
     if pa.types.is_timestamp(kind):
         _check_zone(kind)

@@ -21,10 +21,10 @@ def refuse_forks() -> None:
     for name in ("fork", "forkpty"):
         real = getattr(os, name, None)
         if real is not None and not hasattr(real, "__wrapped__"):
-            setattr(os, name, _guarded(real))
+            setattr(os, name, _guard_fork(real))
 
 
-def _guarded(real: Callable[[], Any]) -> Callable[[], Any]:
+def _guard_fork(real: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(real)
     def fork() -> Any:
         caller = sys._getframe(1)

@@ -18,7 +18,7 @@ def select_columns(rows: Rows, fields: tuple[str, ...]) -> Rows:
     if len(kinds) < len(fields) or not all(pa.types.is_integer(k) or pa.types.is_floating(k) for k in kinds.values()):
         return rows
     names = list(fields) or table.column_names[:1]  # one column stays, to count the rows by
-    return _with_table(rows, table.select(names))
+    return _as_table_rows(rows, table.select(names))
 
 
 def to_columns(rows: Rows, fields: tuple[str, ...]) -> Rows:
@@ -27,15 +27,15 @@ def to_columns(rows: Rows, fields: tuple[str, ...]) -> Rows:
     The numbers keep their types and their order, so that windows over them are the same to the last bit.
     """
     if not fields:
-        return _with_table(rows, pa.table({"row": pa.nulls(len(rows))}))  # to count the rows by
+        return _as_table_rows(rows, pa.table({"row": pa.nulls(len(rows))}))  # to count the rows by
     columns = read_columns(rows, fields)
     if columns is None:
         return rows
     arrays = {
         name: pa.array(values, mask=None if valid is None else ~valid) for name, (values, valid) in columns.items()
     }
-    return _with_table(rows, pa.table(arrays))
+    return _as_table_rows(rows, pa.table(arrays))
 
 
-def _with_table(rows: Rows, table: pa.Table) -> Rows:
+def _as_table_rows(rows: Rows, table: pa.Table) -> Rows:
     return Rows(table, rows.order, form="arrow", times=rows.times, keys=rows.keys)

@@ -105,12 +105,12 @@ def _to_array(values: list[Any], kind: Any) -> Any:
     An integer may be in a column of floats that can express it.
     """
     array = pa.array(values, kind)
-    if not _surely_same(values, kind) and not all(map(_is_same, values, array.to_pylist())):
+    if not _are_surely_unchanged(values, kind) and not all(map(_is_unchanged, values, array.to_pylist())):
         raise ValueError("another value")
     return array
 
 
-def _surely_same(values: list[Any], kind: Any) -> bool:
+def _are_surely_unchanged(values: list[Any], kind: Any) -> bool:
     """Return whether no value can change in a column of this type; if not, each must be compared."""
     types = set(map(type, values)) - {NoneType}
     if types and types != {_PYTHON_TYPES.get(kind)}:
@@ -122,16 +122,16 @@ def _surely_same(values: list[Any], kind: Any) -> bool:
     return zoned == (0 if getattr(kind, "tz", None) is None else len(there))
 
 
-def _is_same(given: Any, found: Any) -> bool:
+def _is_unchanged(given: Any, found: Any) -> bool:
     """Return whether a value of a column is the one that was put there."""
     if isinstance(found, float):
         return type(given) in (int, float) and (given == found or (given != given and found != found))
     if type(given) is not type(found):
         return False
     if isinstance(found, dict):
-        return given.keys() <= found.keys() and all(_is_same(given.get(name), found[name]) for name in found)
+        return given.keys() <= found.keys() and all(_is_unchanged(given.get(name), found[name]) for name in found)
     if isinstance(found, list | tuple):
-        return len(given) == len(found) and all(map(_is_same, given, found))
+        return len(given) == len(found) and all(map(_is_unchanged, given, found))
     return bool(given == found)
 
 

@@ -104,7 +104,7 @@ class RunningMap(Running):
                         state = self._state_of(old)
                     result = f(names[k], row, state)
                     output, new = result if result.__class__ is tuple else output_and_state(result)
-                    states[k] = new if new.__class__ in SURELY_ENCODABLE else self._held(new, old)
+                    states[k] = new if new.__class__ in SURELY_ENCODABLE else self._state_to_hold(new, old)
                     outputs.append(output)
                 break
             except FAULTS as raised:
@@ -130,7 +130,7 @@ class RunningMap(Running):
     def _call(self, key: Any, row: Any, old: Any) -> tuple[Any, Any]:
         """Call the user's function for one row; return its output, and the new state as it is held."""
         output, new = output_and_state(self._step.f(key, row, self._state_of(old)))
-        return output, self._held(new, old)
+        return output, self._state_to_hold(new, old)
 
     def _call_again(self, key: Any, row: Any, k: int, states: list[Any], outputs: list[Any]) -> None:
         """Make another attempt at a row that failed, whose key is the k-th."""
@@ -147,7 +147,7 @@ class RunningMap(Running):
             return self._context.codec.decode(old.data)
         return self._step.first_state() if is_absent(old) else old
 
-    def _held(self, new: Any, old: Any) -> Any:
+    def _state_to_hold(self, new: Any, old: Any) -> Any:
         """Return what is held after the user's function returned the state `new`."""
         if new is None:
             return ABSENT if old is ABSENT else DROPPED
