@@ -35,6 +35,15 @@ Frame = TypeVar("Frame")  # a pyarrow.Table, a polars.DataFrame or a pandas.Data
 On = str | tuple[str, ...] | Callable[[Any], Any]
 
 
+def missing_verb_error(stream: object, name: str, advice: str) -> AttributeError:
+    """Return the error for an attribute that is not there; `advice` is its text if keyed streams have such a verb."""
+    from millpond.pipeline.keyed import KeyedStream
+
+    is_verb = not name.startswith("_") and hasattr(KeyedStream, name)
+    text = advice if is_verb else f"{type(stream).__name__!r} object has no attribute {name!r}"
+    return AttributeError(text, name=name, obj=stream)
+
+
 class Stream(Generic[R]):
     """A stream of rows without a key.
 
@@ -55,15 +64,12 @@ class Stream(Generic[R]):
 
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError; for a verb that only keyed streams have, it says that `key_by` comes first."""
-            from millpond.pipeline.keyed import KeyedStream
-
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if not name.startswith("_") and hasattr(KeyedStream, name):
-                text = (
-                    f"{name} needs rows with a key, and this stream has none: call key_by first, as in "
-                    f'stream.key_by("customer").{name}(…)'
-                )
-            raise AttributeError(text, name=name, obj=self)
+            raise missing_verb_error(
+                self,
+                name,
+                f"{name} needs rows with a key, and this stream has none: call key_by first, as in "
+                f'stream.key_by("customer").{name}(…)',
+            )
 
     def _then(self, op: Operator, *, keyed: tuple[str, ...] | None, more: tuple[int, ...] = ()) -> g.Node:
         inputs = (self._node.id, *more)

@@ -10,7 +10,7 @@ from millpond.errors import InvalidUse
 from millpond.pipeline.event_time import check_aggregations
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, step_settings
-from millpond.pipeline.stream import R, Stream
+from millpond.pipeline.stream import R, Stream, missing_verb_error
 from millpond.steps.windows.definitions import Window, check_grace
 from millpond.steps.windows.panes import PANE_FIELDS, RETRACTED
 from millpond.steps.windows.triggers import Trigger
@@ -72,15 +72,12 @@ class WindowedStream(Generic[K, R]):
 
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError; for a verb of streams, it says that `aggregate` comes first."""
-            from millpond.pipeline.keyed import KeyedStream
-
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if not name.startswith("_") and hasattr(KeyedStream, name):
-                text = (
-                    f"{name} needs a stream, and these are windows without results: call aggregate first, as in "
-                    f"windows.aggregate(n=mp.count()).{name}(…)"
-                )
-            raise AttributeError(text, name=name, obj=self)
+            raise missing_verb_error(
+                self,
+                name,
+                f"{name} needs a stream, and these are windows without results: call aggregate first, as in "
+                f"windows.aggregate(n=mp.count()).{name}(…)",
+            )
 
     def aggregate(self, **aggregations: Aggregation) -> KeyedStream[K, dict[str, Any]]:
         """Return a stream with a row per pane: the key's fields, `window_start`, `window_end`, `pane`, `final`, and the

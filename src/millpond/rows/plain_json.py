@@ -55,7 +55,7 @@ def encode_json(row: Any) -> bytes:
 
 
 def _encode_exactly(data: bytes, value: Any, encode: Callable[[Any], bytes]) -> bytes:
-    """Return `data`, or the value encoded anew if a time in it has an offset with seconds. msgspec rounds these."""
+    """Return `data`, or encode the value again if a time in it has an offset with seconds, which msgspec rounds."""
     if not any(offset.search(data) for offset in _OFFSETS):
         return data
     plain = msgspec.to_builtins(value, builtin_types=_TIME_TYPES)
