@@ -1,5 +1,53 @@
-"""`make bench`: the core's speed, as ratios in one run."""
+"""`make bench`: Millpond's speed, mostly as ratios, in one run and one table.
 
-from core import main
+Medians of the seconds per batch, on two cores, durable and exactly once; lines about functions over columns, and about
+Python alone, compare processor time in one process. `harness.py` says how ways are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import aggregate
+import apply_batch
+import batch_sizes
+import map_batch
+import python_alone
+import running_total
+import sources
+import windows
+from harness import Bench
+
+SUBJECTS: dict[str, list[Callable[[Bench], None]]] = {
+    "total": [running_total.against_spark],
+    "python": [python_alone.python_alone],
+    "aggregate": [aggregate.running_aggregates],
+    "apply_batch": [apply_batch.moving_average],
+    "map_batch": [map_batch.scaled_column],
+    "windows": [windows.hot_key, windows.against_spark],
+    "keys": [running_total.many_keys_against_few],
+    "batches": [batch_sizes.small_batches, batch_sizes.large_batches],
+    "sources": [sources.json_lines, sources.streaming_dataframe],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python bench", description="The speed of Millpond.")
+    parser.add_argument("--only", nargs="+", choices=SUBJECTS, metavar="NAME", help=", ".join(SUBJECTS))
+    parser.add_argument("--quick", action="store_true", help="fewer batches: a check that it runs, not a measurement")
+    parser.add_argument("--no-peers", action="store_true", help="Millpond alone, for tuning")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-") as place:
+        bench = Bench(Path(place), is_quick=options.quick, has_peers=not options.no_peers)
+        try:
+            for name in options.only or SUBJECTS:
+                for measure in SUBJECTS[name]:
+                    measure(bench)
+        finally:
+            bench.end()  # with what there is, if a benchmark fails
+
 
 main()
