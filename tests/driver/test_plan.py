@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +54,37 @@ def test_splits_of_one_size_fall_evenly(splits, slots):
 def test_little_work_is_one_task():
     assert len(group_splits(planned([100] * 10), 8)) == 1
     assert group_splits([], 8) == []
+
+
+def test_splits_of_a_task_that_may_join_are_one():
+    sizes = [SMALLEST_TASK_BYTES] * 4
+    splits = [mp.lowlevel.Split("f", 10 * i, 10 * i + 10, weight=w, rows=9, may_join=True) for i, w in enumerate(sizes)]
+    items = [PlannedSplit(i, "rows", split, share=5, is_last=i == 3) for i, split in enumerate(splits)]
+    [one], [other] = group_splits(items, 2)
+    assert [(item.place, item.split.start, item.split.stop) for item in (one, other)] == [(0, 0, 20), (2, 20, 40)]
+    assert [(item.split.weight, item.split.rows) for item in (one, other)] == [(2 * SMALLEST_TASK_BYTES, 18)] * 2
+    assert [(item.share, item.is_last) for item in (one, other)] == [(10, False), (10, True)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"may_join": False},
+        {"place": "g"},
+        {"partition": "1"},
+        {"start": 11},
+        {"detail": {"size": 2}},
+    ],
+)
+def test_splits_that_do_not_follow_each_other_are_not_joined(other):
+    one = mp.lowlevel.Split("f", 0, 10, detail={"size": 1}, may_join=True)
+    next_one = replace(one, **{"start": 10, "stop": 20, **other})
+    [group] = group_splits([PlannedSplit(0, "rows", one), PlannedSplit(1, "rows", next_one)], 1)
+    assert len(group) == 2
+    [group] = group_splits(
+        [PlannedSplit(0, "rows", one), PlannedSplit(1, "others", replace(one, start=10, stop=20))], 1
+    )
+    assert len(group) == 2
 
 
 # --- whether it is one whole batch ---

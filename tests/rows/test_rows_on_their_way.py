@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from small_drivers import driver_of, run_to_end
 
 import millpond as mp
-from millpond.codec import Codec
-from millpond.rows.rows import Rows
-from millpond.rows.wire import drop_key_column, pack_for_partitions, unpack_in_order, unpack_rows
+from millpond.codec import Codec, encode_keys
+from millpond.rows.rows import Keys, Rows, Times
+from millpond.rows.wire import drop_key_column, pack_for_partitions, pack_rows, unpack_in_order, unpack_rows
 from millpond.steps.verbs.key_by import KeyBy, assign_keys
 from millpond.storage import MemoryStorage
 from millpond.task.decode import rows_of_chunk
@@ -123,3 +126,25 @@ def test_a_row_may_be_keyed_again_by_another_field_and_lose_nothing(tmp_path: Pa
     found = sorted(out.rows, key=lambda row: row["n"])
     assert [{name: row[name] for name in data.column_names} for row in found] == data.to_pylist()
     assert sorted(both.rows, key=lambda row: row["n"]) == data.to_pylist()
+
+
+@pytest.mark.parametrize("form", ["objects", "json", "arrow"])
+@pytest.mark.parametrize("unit", [None, "instant", "number"])
+@given(texts=st.lists(st.text(max_size=3), min_size=1, max_size=9, unique=True))
+def test_a_blob_holds_all_of_its_rows_whatever_their_form(form, unit, texts):
+    dicts = [{"k": text, "n": i} for i, text in enumerate(texts)]
+    data = {
+        "objects": dicts,
+        "json": [json.dumps(each).encode() for each in dicts],
+        "arrow": pa.Table.from_pylist(dicts),
+    }[form]
+    times = None if unit is None else Times([7 * i for i in range(len(texts))], unit)
+    keys = Keys(encode_keys(texts), list(range(len(texts))))
+    before = Rows(data, [2 * i for i in range(len(texts))], form=form, times=times, keys=keys)
+    after = unpack_rows(pack_rows(before, Codec()), Codec())
+    assert (after.form, after.objects(), list(after.order)) == (form, dicts, list(before.order))
+    assert [after.keys.of(i) for i in range(len(after))] == texts
+    found = None if after.times is None else (after.times.unit, after.times.values.tolist())
+    assert found == (None if times is None else (unit, times.values.tolist()))
+    arrays = [after.order, after.keys.array, *([] if after.times is None else [after.times.values])]
+    assert all(array.flags.aligned for array in arrays)

@@ -155,7 +155,7 @@ def test_two_formats_in_one_folder_are_an_error(tmp_path):
         sources.files(tmp_path).plan({}, ALL, 0.0)
     assert str(error.value) == (
         f"files: expected one format, got {tmp_path}/a.jsonl and {tmp_path}/b.csv. "
-        "Give a glob such as '*.jsonl', or two streams."
+        "Give a glob such as '*.jsonl', or make a stream for each format and combine them with union."
     )
 
 

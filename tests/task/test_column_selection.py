@@ -190,6 +190,27 @@ def test_only_numbers_that_are_read_travel_to_windows(way, travels, as_text, tmp
     assert sorted((pane["k"], pane["total"]) for pane in out) == ([("a", 2), ("b", 1)] if way == "a count" else PANES)
 
 
+def test_lines_that_travel_whole_are_not_made_objects(tmp_path, monkeypatch):
+    app, out, late = mp.App("narrow", partitions=1), [], []
+    early = row(9, 0)
+    source = Batches([[[NUMBERS]], [[[row(1, 30)]]], [[[early, row(2, 31)]]]], as_text=True)
+    windows = app.stream("rows", source, timestamp="t").key_by("k").window("w", mp.tumbling(10), grace=0)
+    windows.aggregate(total=mp.sum("v")).to("out", mp.sinks.function(lambda rows, delivery: out.extend(rows)))
+    windows.late.to("late", mp.sinks.function(lambda rows, delivery: late.extend(rows)))
+    made: list[int] = []
+    objects = Rows.objects
+
+    def count_objects(rows: Rows) -> list[Any]:
+        made.append(len(rows) if rows.form == "json" else 0)
+        return objects(rows)
+
+    monkeypatch.setattr(Rows, "objects", count_objects)
+    run_to_end(driver_of(app, open_storage("memory://"), tmp_path / "home"))
+    assert sorted((pane["k"], pane["total"]) for pane in out) == PANES
+    assert [each["row"] for each in late] == [early]
+    assert sum(made) == 1  # the late one
+
+
 def test_rows_without_a_time_fail_as_they_are(monkeypatch):
     seen = sent_forms(monkeypatch)
     app = mp.App("narrow", partitions=1)

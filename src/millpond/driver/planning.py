@@ -114,7 +114,7 @@ def report_row_sizes(program: Program, rows: Mapping[str, int], read_bytes: Mapp
 
 
 def group_splits(planned: Sequence[PlannedSplit], slots: int) -> list[list[PlannedSplit]]:
-    """Group consecutive splits for the tasks, by about the same weight."""
+    """Group consecutive splits for the tasks, by about the same weight. Splits of one task are joined if they may."""
     total = sum(max(1, item.split.weight) for item in planned)
     tasks = min(len(planned), max(1, slots), max(1, -(-total // SMALLEST_TASK_BYTES)))
     groups: list[list[PlannedSplit]] = []
@@ -126,7 +126,28 @@ def group_splits(planned: Sequence[PlannedSplit], slots: int) -> list[list[Plann
             groups.append([])
         groups[-1].append(item)
         done += weight
-    return groups
+    return [_join_splits(group) for group in groups]
+
+
+def _join_splits(planned: Sequence[PlannedSplit]) -> list[PlannedSplit]:
+    """Return the splits of a task, in fewer pieces: what is read at once is decoded, keyed and packed at once."""
+    found: list[PlannedSplit] = []
+    for item in planned:
+        if found and _may_join(found[-1], item):
+            before, split = found[-1], item.split
+            rows = None if before.split.rows is None or split.rows is None else before.split.rows + split.rows
+            share = None if before.share is None or item.share is None else before.share + item.share
+            joined = replace(before.split, stop=split.stop, weight=before.split.weight + split.weight, rows=rows)
+            found[-1] = replace(before, split=joined, share=share, is_last=item.is_last)
+        else:
+            found.append(item)
+    return found
+
+
+def _may_join(before: PlannedSplit, item: PlannedSplit) -> bool:
+    one, other = before.split, item.split
+    is_next = (one.place, one.partition, one.stop) == (other.place, other.partition, other.start)
+    return other.may_join and is_next and before.stream == item.stream and one.detail == other.detail
 
 
 def allot_rows(wanted: Mapping[str, int], rows: int) -> dict[str, int]:

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.codec import Codec, partitions_of
-from millpond.rows.rows import Keys, Rows, Times
+from millpond.rows.rows import Form, Keys, Rows, Times
+from millpond.timing import Unit
 
 MAX_ROWS_JOINED = 200_000  # rows of small blobs that go through the steps together
 
@@ -23,13 +24,23 @@ MAX_ROWS_JOINED = 200_000  # rows of small blobs that go through the steps toget
 Blob = bytes
 
 
-_to_msgpack = msgspec.msgpack.Encoder().encode
-
-
-_from_msgpack = msgspec.msgpack.Decoder().decode
-
-
 LeftOut = tuple[int, str] | None  # the place and the name of the column that was dropped
+
+
+class _BlobHead(msgspec.Struct, array_like=True):
+    """What a blob has besides its parts: the rows, the distinct keys, an index, orders and times."""
+
+    form: Form
+    unit: Unit | None  # of the times; None if there are none
+    left_out: LeftOut
+    sizes: list[int]  # bytes of each part
+
+
+_MOST_TEXT = (1 << 31) - 1  # bytes in one array of strings
+_ORDER = 3  # the place of the orders among the parts
+_ALIGNMENT = 16  # bytes, as objects of Python are aligned
+_to_msgpack = msgspec.msgpack.Encoder().encode
+_read_head = msgspec.msgpack.Decoder(_BlobHead).decode
 
 
 def drop_key_column(rows: Rows) -> tuple[Rows, LeftOut]:
@@ -53,10 +64,12 @@ def _restore_key_column(rows: Rows, left_out: LeftOut) -> Rows:
     keys, table = rows.keys, rows.data
     assert keys is not None
     keys.field = left_out[1]
-    texts, at, chunks = pa.array(keys.objects, pa.large_string()), 0, []
+    longest = max(map(len, keys.encoded))
+    kind = pa.string() if longest * len(table) <= _MOST_TEXT else pa.large_string()
+    texts, at, chunks = pa.array(keys.objects, kind), 0, []
     for chunk in table.column(0).chunks:  # in the same chunks as before
         index = pa.array(keys.array[at : at + len(chunk)])
-        chunks.append(pa.DictionaryArray.from_arrays(index, texts).dictionary_decode().cast(pa.string()))
+        chunks.append(texts.take(index).cast(pa.string()))
         at += len(chunk)
     rows.data = table.add_column(*left_out, pa.chunked_array(chunks, pa.string()))
     return rows
@@ -98,7 +111,7 @@ def pack_rows(rows: Rows, codec: Codec, left_out: LeftOut = None) -> Blob:
         table = rows.data.combine_chunks()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
-        data: Any = sink.getvalue().to_pybytes()
+        data: Any = sink.getvalue()
     elif rows.form == "json":
         data = b"\n".join(rows.data)
     else:
@@ -108,42 +121,57 @@ def pack_rows(rows: Rows, codec: Codec, left_out: LeftOut = None) -> Blob:
     keys = [rows.keys.encoded[i] for i in used.tolist()]
     place = np.zeros(len(rows.keys.encoded), dtype=np.int32)
     place[used] = np.arange(len(used), dtype=np.int32)
-    times = None
-    if rows.times is not None:
-        times = (rows.times.unit, rows.times.values.tobytes())
-    return _to_msgpack(
-        (
-            rows.form,
-            data,
-            b"\n".join(keys),
-            place[index].tobytes(),
-            np.asarray(rows.order, dtype=np.int64).tobytes(),
-            times,
-            left_out,
-        )
-    )
+    order, times = np.ascontiguousarray(rows.order, dtype=np.int64), rows.times
+    ticks: Any = b"" if times is None else np.ascontiguousarray(times.values)
+    whole: tuple[Any, ...] = (data, b"\n".join(keys), place[index], order, ticks)
+    parts = [memoryview(part).cast("B") for part in whole]
+    head = _BlobHead(rows.form, None if times is None else times.unit, left_out, [part.nbytes for part in parts])
+    return _join_parts(_to_msgpack(head), parts)
+
+
+def _join_parts(head: bytes, parts: Sequence[memoryview]) -> Blob:
+    """Return the head and the parts one after the other, each at a place where arrays of any type may begin.
+
+    Parts are copied once here, and not at all when they are read.
+    """
+    pieces: list[bytes | memoryview] = [len(head).to_bytes(_ALIGNMENT, "little")]
+    for piece in (memoryview(head), *parts):
+        pieces += (piece, bytes(-len(piece) % _ALIGNMENT))
+    return b"".join(pieces)
+
+
+def _cut_parts(blob: Blob) -> tuple[_BlobHead, list[memoryview]]:
+    whole, at = memoryview(blob), _ALIGNMENT
+    length = int.from_bytes(whole[:at], "little")
+    head = _read_head(whole[at : at + length])
+    found = []
+    for size in head.sizes:
+        at += length + -length % _ALIGNMENT
+        found.append(whole[at : at + size])
+        length = size
+    return head, found
 
 
 def unpack_rows(blob: Blob, codec: Codec) -> Rows:
     """Return the rows of a blob. They belong to the caller."""
-    parts = _from_msgpack(blob)
-    return _restore_key_column(_rows_of(parts, codec), parts[-1])
+    head, parts = _cut_parts(blob)
+    return _restore_key_column(_rows_of(head, parts, codec), head.left_out)
 
 
-def _rows_of(parts: Any, codec: Codec) -> Rows:
-    form, data, keys, index, order, times, _ = parts
-    if form == "arrow":
-        data = pa.ipc.open_stream(data).read_all()
-    elif form == "json":
-        data = data.split(b"\n")
+def _rows_of(head: _BlobHead, parts: list[memoryview], codec: Codec) -> Rows:
+    packed, keys, index, order, ticks = parts
+    if head.form == "arrow":
+        data: Any = pa.ipc.open_stream(packed).read_all()
+    elif head.form == "json":
+        data = bytes(packed).split(b"\n")
     else:
-        data = codec.decode_lines(data)
+        data = codec.decode_lines(bytes(packed))
     return Rows(
         data,
         np.frombuffer(order, np.int64),
-        form=form,
-        times=None if times is None else Times(np.frombuffer(times[1], np.int64), times[0]),
-        keys=Keys(keys.split(b"\n"), np.frombuffer(index, np.int32)),
+        form=head.form,
+        times=None if head.unit is None else Times(np.frombuffer(ticks, np.int64), head.unit),
+        keys=Keys(bytes(keys).split(b"\n"), np.frombuffer(index, np.int32)),
     )
 
 
@@ -153,23 +181,23 @@ def unpack_in_order(blobs: Sequence[Blob], codec: Codec) -> Iterator[Rows]:
     Most blobs are in that order already and are unpacked some at a time, up to `MAX_ROWS_JOINED` rows. If rows come
     from several partitions of an earlier stage, or from branches that meet again, all blobs are unpacked and sorted.
     """
-    unpacked = [_from_msgpack(blob) for blob in blobs]
-    orders = [np.frombuffer(parts[4], np.int64) for parts in unpacked]
+    unpacked = [_cut_parts(blob) for blob in blobs]
+    orders = [np.frombuffer(parts[_ORDER], np.int64) for _, parts in unpacked]
     ordered = all((np.diff(order) >= 0).all() for order in orders)
     if ordered and all(one[-1] <= other[0] for one, other in pairwise(orders)):
         together: list[Rows] = []
         left_out: LeftOut = None
-        for one in unpacked:
-            rows = _rows_of(one, codec)
-            if together and not (left_out == one[-1] and _can_join(together, rows)):
+        for head, cut in unpacked:
+            rows = _rows_of(head, cut, codec)
+            if together and not (left_out == head.left_out and _can_join(together, rows)):
                 yield _restore_key_column(concatenate(together), left_out)
                 together = []
-            left_out = one[-1]
+            left_out = head.left_out
             together.append(rows)
         if together:
             yield _restore_key_column(concatenate(together), left_out)
         return
-    parts = [_restore_key_column(_rows_of(one, codec), one[-1]) for one in unpacked]
+    parts = [_restore_key_column(_rows_of(head, cut, codec), head.left_out) for head, cut in unpacked]
     if len({None if part.times is None else part.times.unit for part in parts}) > 1:  # as a union may bring them
         yield from parts
     else:

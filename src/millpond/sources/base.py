@@ -39,6 +39,9 @@ class Split:
     `detail` carries what `read` needs beyond that. `rows` is a number of rows that the split does not exceed, or None
     if the source knows none. All of it must be plain JSON, because it is sent to a task and compared in tests.
 
+    With `may_join`, a task that reads both this split and the one before it, of the same place, partition and detail,
+    may read them as one: `read` is called with a split from the `start` of the first to the `stop` of the last.
+
     >>> import millpond as mp
     >>> mp.lowlevel.Split("a.jsonl", start=0, stop=4096, weight=4096).place
     'a.jsonl'
@@ -51,6 +54,7 @@ class Split:
     weight: int = 1
     detail: Mapping[str, Any] = field(default_factory=dict)
     rows: int | None = None
+    may_join: bool = False
 
 
 @dataclass(frozen=True)

@@ -190,6 +190,6 @@ def format_of(files: Sequence[File]) -> SourceFormat:
         one, other = sorted(found.values(), key=lambda file: file.place)[:2]
         raise InvalidUse(
             f"files: expected one format, got {one.path} and {other.path}. Give a glob such as "
-            f"'*{os.path.splitext(one.place)[1]}', or two streams."
+            f"'*{os.path.splitext(one.place)[1]}', or make a stream for each format and combine them with union."
         )
     return next(iter(found))

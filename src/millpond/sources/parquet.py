@@ -6,6 +6,7 @@ that the footers of finished files are not opened again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +21,9 @@ from millpond.sources.lines import shrunk_file_error
 from millpond.sources.listing import File, other_format_error
 from millpond.sources.ranges import (
     CHUNK_BYTES,
-    CHUNK_ROWS,
     DEFAULT_SIZES,
     EXACT_BELOW,
+    TABLE_ROWS,
     WANTED_SPLITS,
     SplitRequest,
     SplitSizes,
@@ -57,11 +58,13 @@ def plan_parquet(
     """Return the next splits of these files, in their order, with at most `limit.rows` rows. Reads only footers.
 
     Splits end at row groups unless these are too large, because a split that begins inside a group has to decode the
-    rows before it as well. With `request.end`, no row after that position is planned.
+    rows before it as well; the splits of one task are joined. With `request.end`, no row after that position is
+    planned.
     """
     position, limit, end = request.position, request.limit, request.end
     rows_left, bytes_left = max(1, limit.rows), max(1, limit.bytes)
     taken: list[tuple[File, int, list[_RowRange]]] = []
+    is_cut = False  # a row group is larger than what is left: what follows it must wait
     for file in files:
         entry = position.get(file.place)
         start = _rows_read(file, entry)
@@ -80,9 +83,12 @@ def plan_parquet(
             pieces.append(_RowRange(piece.start, piece.start + count, piece.bytes_per_row))
             rows_left -= count
             bytes_left -= int(count * piece.bytes_per_row)
+            if count < piece.stop - piece.start:
+                is_cut = True
+                break
         if pieces or start == known.rows:
             taken.append((file, known.rows, pieces or [_RowRange(start, start, 0.0)]))
-        if rows_left <= 0 or bytes_left <= 0 or (pieces and limit.rows < EXACT_BELOW):
+        if is_cut or rows_left <= 0 or bytes_left <= 0 or (pieces and limit.rows < EXACT_BELOW):
             break
     total = sum(piece.bytes for _, _, pieces in taken for piece in pieces)
     target = min(max(total / WANTED_SPLITS, sizes.smallest), sizes.largest)
@@ -94,6 +100,7 @@ def plan_parquet(
             weight=max(1, int(weight)),
             detail={"format": "parquet", "path": file.path, "size": file.size, "of": rows},
             rows=last - first,
+            may_join=True,
         )
         for file, rows, pieces in taken
         for first, last, weight in _group_ranges(pieces, target)
@@ -101,42 +108,108 @@ def plan_parquet(
 
 
 def read_parquet(split: Split) -> Iterator[Chunk]:
-    """Yield the rows of the split as tables. Reads only the row groups that have them."""
+    """Yield the rows of the split as tables. Reads only the row groups that have them.
+
+    If the split ends inside a row group, the reader is kept in this process for the next split of the group.
+    """
     path, start, stop = split.detail["path"], split.start, split.stop
-    with _open_source_file(path) as file:
-        known = file.metadata.num_rows
-        if known < stop:
-            raise shrunk_file_error(path, stop, known, "rows")
-        at = 0  # the first row of the current group
+    reader = _take_reader(path)
+    if reader.rows < stop:
+        raise shrunk_file_error(path, stop, reader.rows, "rows")
+    if start == stop:
+        yield Chunk(reader.schema.empty_table(), _parquet_entry(split, start))
+    for batch in reader.read(start, stop):
+        table = pa.Table.from_batches([batch])
+        if table.schema != reader.schema:
+            table = table.cast(reader.schema)
+        first, start = start, start + len(table)
+        yield Chunk(table, _parquet_entry(split, start), partial(_describe_row, path, first))
+    _keep_reader(path, reader)
+
+
+class _RowReader:
+    """Reads ranges of rows of one Parquet file, and goes on from where it stopped if a range begins there or later.
+
+    Parquet cannot be decoded from the middle of a row group: a new reader has to decode the rows before a range, too.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.identity = _file_identity(path)
+        self._file = _open_source_file(path)
+        self.rows: int = self._file.metadata.num_rows
+        self.schema = pa.schema([f.with_type(_without_dictionaries(f.type)) for f in self._file.schema_arrow])
+        self._batches: Iterator[pa.RecordBatch] = iter(())  # of the row groups that are being decoded
+        self._rest: pa.RecordBatch | None = None  # the part of the last batch that is not read
+        self._at = self._end = 0  # the next row that is decoded, and the end of these row groups
+        self._group_bytes = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """About how many bytes it holds in memory: none if it has not stopped inside a row group."""
+        return self._group_bytes if self._at < self._end else 0
+
+    def read(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows from `start` to `stop`, in order."""
+        while start < stop:
+            if not self._at <= start < self._end:
+                self._open_groups(start, stop)
+            while self._at < start:
+                self._next(start - self._at)
+            part = self._next(stop - start)
+            start += len(part)
+            yield part
+
+    def _next(self, most: int) -> pa.RecordBatch:
+        """Return the next rows, at most as many."""
+        batch = next(self._batches) if self._rest is None else self._rest
+        part = batch.slice(0, most)
+        self._rest = batch.slice(len(part)) if len(part) < len(batch) else None
+        self._at += len(part)
+        return part
+
+    def _open_groups(self, start: int, stop: int) -> None:
+        """Begin to decode the row groups that have these rows."""
         wanted: list[int] = []
-        skip = size = rows = 0
-        for i in range(file.metadata.num_row_groups):
-            group = file.metadata.row_group(i)
-            if at < stop and at + group.num_rows > start:
-                if not wanted:
-                    skip = start - at
+        first = end = size = 0
+        for i in range(self._file.metadata.num_row_groups):
+            group = self._file.metadata.row_group(i)
+            if end < stop and end + group.num_rows > start:
+                first = first if wanted else end
                 wanted.append(i)
-                size, rows = size + group.total_byte_size, rows + group.num_rows
-            at += group.num_rows
-        done = start
-        schema = pa.schema([field.with_type(_without_dictionaries(field.type)) for field in file.schema_arrow])
-        if wanted:
-            batch_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES * rows // max(size, 1)))
-            for batch in file.iter_batches(batch_rows, row_groups=wanted, use_threads=False):
-                if skip >= batch.num_rows:
-                    skip -= batch.num_rows
-                    continue
-                part = batch.slice(skip, min(batch.num_rows - skip, stop - done))
-                skip = 0
-                table = pa.Table.from_batches([part])
-                if table.schema != schema:
-                    table = table.cast(schema)
-                first, done = done, done + part.num_rows
-                yield Chunk(table, _parquet_entry(split, done), partial(_describe_row, path, first))
-                if done == stop:
-                    return
-        if done == start:
-            yield Chunk(schema.empty_table(), _parquet_entry(split, done))
+                size, self._group_bytes = size + group.total_byte_size, group.total_byte_size
+            elif wanted:
+                break
+            end += group.num_rows
+        batch_rows = max(1, min(TABLE_ROWS, CHUNK_BYTES * (end - first) // max(size, 1)))
+        self._batches = self._file.iter_batches(batch_rows, row_groups=wanted, use_threads=False)
+        self._rest, self._at, self._end = None, first, end
+
+
+_MOST_KEPT_BYTES = 128 << 20  # in one process
+_kept: dict[str, _RowReader] = {}  # path → a reader that has stopped inside a row group; the newest comes last
+
+
+def _take_reader(path: str) -> _RowReader:
+    """Return the reader that is kept for a file, if the file has not changed since, or else a new one."""
+    reader = _kept.pop(path, None)
+    return _RowReader(path) if reader is None or reader.identity != _file_identity(path) else reader
+
+
+def _keep_reader(path: str, reader: _RowReader) -> None:
+    """Keep a reader that has stopped inside a row group. The oldest make room for it."""
+    if 0 < reader.kept_bytes <= _MOST_KEPT_BYTES:
+        _kept[path] = reader
+        while sum(each.kept_bytes for each in list(_kept.values())) > _MOST_KEPT_BYTES:
+            _kept.pop(next(iter(_kept)))
+
+
+def _file_identity(path: str) -> tuple[int, ...] | None:
+    """Return what changes if a file is replaced or written to; None if there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return os.getpid(), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @dataclass(frozen=True)

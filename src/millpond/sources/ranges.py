@@ -18,7 +18,8 @@ EXACT_BELOW = 1_000
 
 ONLY_PLACE = "0"  # of a source that has one place
 
-CHUNK_ROWS = 50_000
+CHUNK_ROWS = 50_000  # of objects or lines
+TABLE_ROWS = 100_000  # of a table, whose rows take less memory
 CHUNK_BYTES = 8 << 20
 
 

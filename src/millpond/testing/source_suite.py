@@ -22,7 +22,8 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import msgspec
@@ -206,6 +207,24 @@ class SourceSuite:
                 assert split.weight >= 1
                 assert stops.get(split.place, split.start) == split.start
                 stops[split.place] = split.stop
+
+    def test_splits_that_may_join_give_the_same_rows_as_one(
+        self, make_source: Callable[[RowList], Source], clock: ManualClock
+    ) -> None:
+        source = make_source(self.some_rows(0, 50))
+        for batch in batches(source, 10**6, clock.now()):
+            for one, other in pairwise(batch.splits):
+                if other.may_join and (one.place, one.partition, one.detail) == (
+                    other.place,
+                    other.partition,
+                    other.detail,
+                ):
+                    both = [chunk for split in (one, other) for chunk in source.read(split)]
+                    joined = list(source.read(replace(one, stop=other.stop)))
+                    assert [row for c in joined for row in chunk_rows(c)] == [
+                        row for c in both for row in chunk_rows(c)
+                    ]
+                    assert joined[-1].position == both[-1].position
 
     def test_a_split_read_twice_gives_the_same_rows(
         self, make_source: Callable[[RowList], Source], clock: ManualClock
