@@ -327,6 +327,23 @@ def test_a_dict_that_lacks_what_initial_has_gets_a_hint() -> None:
             driver.send("rows", ROW)
 
 
+@pytest.mark.parametrize("ttl", [None, "1h"])
+@pytest.mark.parametrize("shape", ["number", "dict"])
+def test_a_function_that_fails_on_the_none_that_a_key_starts_with_gets_a_hint(shape: str, ttl: str | None) -> None:
+    hint = (
+        "The state of this key is None, because step 'total' has no initial=. Give the state that a key starts with, "
+        "such as initial=0, or let the function handle None."
+    )
+    with mp.testing.TestDriver(total_of(shape, ttl, initial=None)) as driver:
+        with pytest.raises(mp.errors.StepFailed, match=r"a function raised TypeError.*NoneType") as caught:
+            driver.send("rows", ROW)
+        assert str(caught.value).endswith(hint)
+    with mp.testing.TestDriver(total_of(shape, ttl, initial="text")) as driver:
+        with pytest.raises(mp.errors.StepFailed, match="a function raised TypeError") as caught:
+            driver.send("rows", ROW)
+        assert "initial=" not in str(caught.value)
+
+
 @pytest.mark.parametrize("initial", [0, 0.5, None], ids=str)
 def test_a_function_that_fails_on_a_state_like_its_initial_one_gets_no_hint(initial: Any) -> None:
     def add(key: str, row: Any, state: Any) -> Any:

@@ -10,6 +10,7 @@ import msgspec
 
 from millpond.aggregations import Aggregation
 from millpond.codec import Codec
+from millpond.steps.state.state_texts import fill_absent
 
 
 class StoredAccumulators(NamedTuple):
@@ -52,7 +53,7 @@ class AccumulatorTexts:
         if found is not None:
             initial = [a.initial() for a in self._aggregations.values()]  # shared: columns are never changed in place
             if None in texts:
-                found = [_fill(texts, column, first) for column, first in zip(found, initial, strict=True)]
+                found = [fill_absent(texts, column, first) for column, first in zip(found, initial, strict=True)]
             return StoredAccumulators(found, None)
         whole = self._codec.decode_lines(b"\n".join([b"{}" if text is None else text for text in texts]))
         return StoredAccumulators([_column(whole, name, a) for name, a in self._aggregations.items()], whole)
@@ -82,12 +83,6 @@ class AccumulatorTexts:
             for stored, accumulator in zip(before.whole, column, strict=True):
                 stored[name] = [a.kind, accumulator]
         return self._codec.encode_many(before.whole)
-
-
-def _fill(texts: Sequence[bytes | None], column: list[Any], initial: Any) -> list[Any]:
-    """Return the column with the initial value for each key without state."""
-    left = iter(column)
-    return [initial if text is None else next(left) for text in texts]
 
 
 def _column(whole: list[dict[str, Any]], name: str, a: Aggregation) -> list[Any]:

@@ -25,7 +25,7 @@ class UpgradedView:
 
     def __init__(self, view: View, step: str, migration: Migration) -> None:
         self._view, self._step, self._migration = view, step, migration
-        self.position, self.record = view.position, view.record
+        self.position, self.record, self.timed_steps = view.position, view.record, view.timed_steps
         self._migrated: dict[bytes, dict[bytes, Entry] | None] = {}  # key → its cells; None: it is read as it is
         self._newest: set[bytes] = set()  # keys that are marked as of the newest version
 
@@ -102,9 +102,6 @@ class UpgradedView:
 
     def last(self, step: str, key: bytes, first: bytes, last: bytes) -> Entry | None:
         return max(self.range(step, key, first, last), key=lambda entry: entry.cell, default=None)
-
-    def has_times(self, step: str) -> bool:
-        return self._view.has_times(step)
 
     def latest(self, step: str) -> int | None:
         return self._view.latest(step)  # a migration gives no cell another time

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from operator import attrgetter, countOf
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,11 @@ import pyarrow.compute as pc
 
 from millpond.codec import Unreadable
 from millpond.errors import InvalidUse, short_repr
+from millpond.rows.arrow_objects import column_to_list
 from millpond.rows.arrow_types import cast_column, is_readable_type
-from millpond.rows.rows import Keys, table_to_dicts
+from millpond.rows.rows import Keys
 from millpond.steps.failure import unreadable_state
+from millpond.steps.state.state_texts import StateValues
 
 _ARROW_TYPES = {
     bool: pa.bool_(),
@@ -37,6 +39,13 @@ _PYTHON_NAMES = {kind: cls.__name__ for cls, kind in _ARROW_TYPES.items()}
 _PYTHON_TYPES = {pa.timestamp("us"): datetime} | {kind: cls for cls, kind in _ARROW_TYPES.items()}
 
 
+class ReturnedStates(NamedTuple):
+    """The states that a function returned, in their order."""
+
+    values: StateValues
+    gone: list[int]  # the places of those all of whose columns are null
+
+
 @dataclass(frozen=True)
 class StateColumns:
     """The columns of a step's state and their Arrow types."""
@@ -48,16 +57,15 @@ class StateColumns:
         """The type of each column, in words that the ledger stores: never change one."""
         return {name: _PYTHON_NAMES.get(kind, str(kind)) for name, kind in self.types.items()}
 
-    def to_arrays(self, step: str, keys: Keys, states: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    def to_arrays(self, step: str, keys: Keys, states: StateValues) -> dict[str, Any]:
         """Return the states of some keys as columns; a key without state, or a column that is new, has null there.
 
         Raises `Incompatible` for a value that its column would change, such as a float in a column of integers: from a
         migration, or from a column that was removed and came back with another type.
         """
-        held: list[dict[str, Any]] = [{} if state is None else state for state in states]
         found = {}
         for name, kind in self.types.items():
-            values = [state.get(name) for state in held]
+            values = states[name]
             try:
                 found[name] = _to_array(values, kind)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -74,20 +82,18 @@ class StateColumns:
                 return unreadable_state(step, Unreadable(why), keys.objects[i])
         return unreadable_state(step, Unreadable(f"column {name!r}: expected {self.type_names[name]}"))
 
-    def to_states(self, table: pa.Table) -> list[dict[str, Any] | None]:
-        """Return the states in the columns of a table that a function returned; None where all columns are null.
+    def read_returned(self, table: pa.Table) -> ReturnedStates:
+        """Return the states in the columns of a table that a function returned.
 
         InvalidUse names a column that does not have its type.
         """
         columns = {name: self._returned_column(name, table.column(name)) for name in self.types}
         is_gone = np.logical_and.reduce([np.asarray(pc.is_null(column)) for column in columns.values()])
         try:
-            states: list[dict[str, Any] | None] = [*table_to_dicts(pa.table(columns))]
+            values = {name: column_to_list(column) for name, column in columns.items()}
         except (ValueError, OverflowError) as error:
             raise InvalidUse(f"a returned state cannot be made into Python objects: {error}") from error
-        for i in np.flatnonzero(is_gone).tolist():
-            states[i] = None
-        return states
+        return ReturnedStates(values, np.flatnonzero(is_gone).tolist())
 
     def _returned_column(self, name: str, column: Any) -> Any:
         try:

@@ -40,7 +40,8 @@ from millpond.steps.failure import FAULTS
 from millpond.steps.kind import Step, StoredKey, is_expiring
 from millpond.steps.state.batch_states import BatchStates, ExpiringStates, PlainStates
 from millpond.steps.state.migration import ColumnsMigration
-from millpond.steps.state.state_columns import StateColumns
+from millpond.steps.state.state_columns import ReturnedStates, StateColumns
+from millpond.steps.state.state_texts import StateTexts
 from millpond.steps.verbs.table_calls import (
     call_with_retries,
     check_names,
@@ -95,7 +96,7 @@ class _Returned(NamedTuple):
 
     outputs: pa.Table | None  # one for each row, in their order; None if there are none
     places: Sequence[int]  # of the keys whose states were returned, among those of the batch
-    states: list[dict[str, Any] | None]  # their new states; None drops one
+    states: ReturnedStates | None  # their new states; None if there are none
 
 
 class RunningApplyBatch(Running):
@@ -104,7 +105,9 @@ class RunningApplyBatch(Running):
     def __init__(self, step: ApplyBatchStep, context: StepContext) -> None:
         self._step, self._context = step, context
         self._waiting: list[Rows] = []
-        self._states: BatchStates = (ExpiringStates if is_expiring(step, context) else PlainStates)(step, context)
+        self._texts = StateTexts(step.columns.types, context.codec)
+        store = ExpiringStates if is_expiring(step, context) else PlainStates
+        self._states: BatchStates = store(step, context, self._texts)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
         self._waiting.append(rows)
@@ -123,11 +126,18 @@ class RunningApplyBatch(Running):
         states = step.columns.to_arrays(step.name, rows.keys, self._states.load(parts, rows.keys))
         try:
             found = call_with_retries(step.on_error, failures.clock, partial(self._call, rows, states))
-            self._states.save(found.places, found.states)
+            if found.states is not None:
+                self._states.save(found.places, self._encode(found.states))
         except FAULTS as error:
             failures.handle_together(step.on_error, step.name, error, rows)
             return []
         return [] if found.outputs is None else list(_output_rows(parts, rows, found.outputs))
+
+    def _encode(self, states: ReturnedStates) -> list[bytes | None]:
+        texts: list[bytes | None] = [*self._texts.encode(states.values)]
+        for place in states.gone:
+            texts[place] = None
+        return texts
 
     def _call(self, rows: Rows, states: dict[str, Any]) -> _Returned:
         step, frames, keys = self._step, self._step.frames, rows.keys
@@ -137,10 +147,10 @@ class RunningApplyBatch(Running):
         with panics_as_errors():
             result = step.f(frames.from_arrow(given), frames.from_arrow(held))
             outputs, changed = (None if part is None else frames.to_arrow(part) for part in _outputs_and_states(result))
-        places, new = ((), []) if changed is None else self._read_states(changed, distinct)
+        places, new = ((), None) if changed is None else self._read_states(changed, distinct)
         return _Returned(None if outputs is None else _check_outputs(outputs, len(rows)), places, new)
 
-    def _read_states(self, table: pa.Table, distinct: pa.Table) -> tuple[Sequence[int], list[dict[str, Any] | None]]:
+    def _read_states(self, table: pa.Table, distinct: pa.Table) -> tuple[Sequence[int], ReturnedStates]:
         check_names(table)
         expected = [*distinct.column_names, *self._step.columns.types]
         if set(table.column_names) != set(expected):
@@ -149,7 +159,7 @@ class RunningApplyBatch(Running):
                 f"{', '.join(map(repr, table.column_names))}. Select these columns in the function, or name the "
                 "columns of the state in state=."
             )
-        return find_keys(table, distinct), self._step.columns.to_states(table)
+        return find_keys(table, distinct), self._step.columns.read_returned(table)
 
     def changes(self) -> Sequence[Change]:
         return self._states.changes()
