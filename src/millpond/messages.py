@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.errors import MillpondError
+from millpond.log.checked import Pointer
 from millpond.log.point import LogPoint, SegmentsByStep
 from millpond.log.record import Pointers, StreamTime
+from millpond.sinks.base import Delivery
 from millpond.sources.base import Split
 from millpond.timing import Unit
 
@@ -27,12 +29,26 @@ class EventTime:
 
 
 @dataclass(frozen=True)
+class Parcel:
+    """One delivery to make: the output segments of one sink, batch and partition."""
+
+    sink: str
+    delivery: Delivery
+    segments: tuple[Pointer, ...]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is any row in it."""
+        return any(file.rows for file in self.segments)
+
+
+@dataclass(frozen=True)
 class BatchContext:
     """What every task of one batch is given, the same for all of them."""
 
     log: LogPoint  # the record that it builds on: every replica must be exactly there
     batch: int  # the number that its record will have
-    arrival: int  # its place among all batches that the state has seen; unlike `batch`, it never occurs twice
+    arrivals: int  # added to `batch`, its place among all batches that the state has seen, which never occurs twice
     driver: str
     now: float
     state_url: str
@@ -40,6 +56,7 @@ class BatchContext:
     event_time: EventTime = field(default_factory=EventTime)
     table_changes: Pointers = field(default_factory=dict)  # table → partition → changes of the batch's earlier stages
     is_read_ahead: bool = False  # the batch before it is not done: `event_time` is as that one begins
+    parcels: tuple[Parcel, ...] = ()  # outputs of the batch before, which the tasks of the first stage deliver
 
 
 @dataclass(frozen=True)
@@ -113,6 +130,9 @@ class KeyedResult:
     incomplete: str = ""  # why the batch must be run again, if it must
     host: str = ""
     seconds: float = 0.0
+    delivered: list[str] = field(default_factory=list)  # ids of the deliveries that the task has made
+    delivery_failures: dict[str, MillpondError] = field(default_factory=dict)  # sink → why it did not take a parcel
+    delivery_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,27 +17,13 @@ import pyarrow as pa
 from millpond.codec import Codec
 from millpond.errors import MillpondError, StepFailed
 from millpond.log import checked
-from millpond.log.checked import Pointer
 from millpond.log.record import Record
 from millpond.log.segment import OutputRows, unpack_outputs
+from millpond.messages import Parcel
 from millpond.rows.typed_columns import merge_columns
 from millpond.sinks.base import Delivery, Sink, TableSink
 from millpond.steps.failure import FAULTS
 from millpond.storage import Storage
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """One delivery to make: the output segments of one sink, batch and partition."""
-
-    sink: str
-    delivery: Delivery
-    segments: tuple[Pointer, ...]
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether there is any row in it."""
-        return any(file.rows for file in self.segments)
 
 
 def parcels_of(record: Record, sink: str) -> list[Parcel]:

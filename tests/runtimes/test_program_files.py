@@ -484,7 +484,7 @@ AT = '{"$datetime":"2030-01-02T00:00:00Z"}'
 STORED_VALUES: list[tuple[str, str, Any]] = [
     (
         "millpond.flow:Split",
-        '{"place":"a","start":0,"stop":1,"partition":"0","weight":1,"detail":{},"rows":null}',
+        '{"place":"a","start":0,"stop":1,"partition":"0","weight":1,"detail":{},"rows":null,"may_join":false}',
         mp.lowlevel.Split("a", 0, 1),
     ),
     ("millpond.flow:Limit", '{"rows":1,"bytes":2}', mp.lowlevel.Limit(1, 2)),
@@ -534,6 +534,12 @@ def test_a_value_of_a_public_type_is_stored_as_it_was_before_its_module_moved(
     assert Codec().encode(value) == text
     back = Codec().decode(text)
     assert back == value and type(back) is type(value)
+
+
+def test_a_split_that_was_stored_before_it_had_its_newest_field_is_read() -> None:
+    fields = '{"place":"a","start":0,"stop":1,"partition":"0","weight":1,"detail":{},"rows":null}'
+    stored = f'{{"$type":"millpond.flow:Split","fields":{fields}}}'.encode()
+    assert Codec().decode(stored) == mp.lowlevel.Split("a", 0, 1)
 
 
 # Public types whose values cannot be written in one line, or hold functions: only their names are held here.

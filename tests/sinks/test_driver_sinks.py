@@ -16,7 +16,7 @@ from millpond.codec import Codec
 from millpond.errors import InvalidUse, Unavailable
 from millpond.log.checked import write_file
 from millpond.log.segment import SegmentOrigin, pack_outputs
-from millpond.parcels import Parcel
+from millpond.messages import Parcel
 from millpond.runtimes.spark.streaming_frames import json_lines_reader
 from millpond.sinks.base import Delivery
 from millpond.storage import open_storage

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import uuid
@@ -228,6 +229,14 @@ def test_a_value_that_no_column_holds_is_an_error_that_names_the_field(tmp_path,
     with pytest.raises(InvalidUse, match=r"field 'a' cannot be a Parquet column: .* or use format='jsonl'"):
         parquet_rows(tmp_path, [{"n": 1, "a": value}, {"n": 2, "a": value}])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_delivery_names_its_sink_and_batch_and_the_way_out(tmp_path):
+    with pytest.raises(InvalidUse) as caught:
+        parquet_rows(tmp_path, [{"a": 1}, {"a": "x"}])
+    text = str(caught.value)
+    assert re.match(r"sink 'totals', batch \d+: field 'a': expected one type", text)
+    assert text.endswith("To deliver them, run the app once with format='jsonl' for this sink.")
 
 
 def test_a_zone_of_a_time_in_a_list_is_not_dropped(tmp_path):

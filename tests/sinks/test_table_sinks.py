@@ -23,7 +23,7 @@ import millpond as mp
 from millpond.codec import Codec
 from millpond.log.checked import write_file
 from millpond.log.segment import SegmentOrigin, pack_outputs
-from millpond.parcels import Parcel as Delivered
+from millpond.messages import Parcel as Delivered
 from millpond.parcels import hand_over
 from millpond.rows.typed_columns import columns_of_objects
 from millpond.sinks.base import Delivery

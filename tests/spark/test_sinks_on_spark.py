@@ -12,6 +12,10 @@ from folders import append, by_key, held, write
 from pyspark.sql import DataFrame, SparkSession
 
 import millpond as mp
+from millpond.driver import delivery as delivery_module
+from millpond.driver.delivery import DeliveryWorker
+from millpond.log.record import Record
+from millpond.runtimes.spark.runtime import SparkRuntime
 from millpond.sinks.base import Delivery
 
 ROWS = [{"who": f"u{n % 5}", "amount": n} for n in range(100)]
@@ -156,6 +160,38 @@ def test_a_sink_that_raises_ends_the_run_and_gets_its_rows_from_the_next(
     (folder / "mended").touch()
     app.run(until="caught-up", spark=spark)
     assert by_key(held(folder / "taken"), "who", "total") == totals(ROWS)
+
+
+def test_a_backlog_is_delivered_by_the_tasks_of_its_batches(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sinks in workers get what they would get of jobs of their own; a sink that is unavailable for a while, too."""
+    jobs: list[int] = []
+    deliver, attach = SparkRuntime.deliver, DeliveryWorker.attach
+
+    def count(self: SparkRuntime, program: Any, state_url: str, parcels: list[Any]) -> None:
+        jobs.append(parcels[0].delivery.batch)
+        deliver(self, program, state_url, parcels)
+
+    def put(rows: list[Any], delivery: Delivery) -> None:
+        if delivery.batch == 5 and not (folder / "open").exists():
+            (folder / "open").touch()
+            raise mp.errors.Unavailable("the shop is closed", retry_after=0.2)
+        write(folder / "taken" / f"{delivery.batch:05d}-{delivery.partition}.jsonl", rows)
+
+    def attach_when_all_is_delivered(self: DeliveryWorker, record: Record) -> bool:
+        self.wait()
+        return attach(self, record)
+
+    # On a slow machine the app would choose jobs, rightly.
+    monkeypatch.setattr(delivery_module, "LONGEST_ATTACHED", 3600.0)
+    monkeypatch.setattr(delivery_module, "LONGEST_ANNOUNCEMENT", 3600.0)
+    monkeypatch.setattr(DeliveryWorker, "attach", attach_when_all_is_delivered)
+    monkeypatch.setattr(SparkRuntime, "deliver", count)
+    app = an_app(folder, mp.sinks.function(put, where="workers"))
+    app.run(until="caught-up", spark=spark, max_rows=8)
+    assert by_key(held(folder / "taken"), "who", "total") == totals(ROWS)
+    assert len(jobs) < 6  # of 13 batches: the first, the one that was refused, the last
 
 
 def test_a_dataframe_sink_with_a_mistake_ends_the_run(spark: SparkSession, folder: Path) -> None:

@@ -34,7 +34,7 @@ from millpond.driver.planning import (
 from millpond.driver.read_ahead import ReadAhead
 from millpond.driver.results import Computed, combine_results, positions_of, record_fields
 from millpond.driver.rewrite_progress import with_progress
-from millpond.driver.schema_change import check_readable, plan_adaptation
+from millpond.driver.schema_change import check_readable, check_streams, plan_adaptation
 from millpond.driver.settings import Controls, DriverSettings, Hook, StepName
 from millpond.driver.table_bootstrap import TableBootstrap
 from millpond.errors import InvalidUse, Unavailable
@@ -116,6 +116,7 @@ class Driver:
             with owner.detect_fencing():
                 driver._rewrite_state(controls.progress)
                 driver.positions = positions_of(storage, driver.last)
+                check_streams(program, driver.positions)
                 driver._deliver_open()
                 driver.compactor.begin(driver.last)
         except BaseException:
@@ -170,18 +171,24 @@ class Driver:
         self._most, self._limit = limit, self._next_limit(limit)
         plan = self._plan(self._limit, final)
         if plan is None:
+            self.delivery.send_attached()
             return False
         computed = self._compute(plan)
-        if self._bootstrap is not None:
-            self._bootstrap.note_read(sum(computed.rows.values()), self._limit)
-        self._ahead.is_behind = computed.fills(self._limit)
-        if computed.empty and not plan.offers:  # an offer is accepted even if there is no row in it
+        self._note_read(sum(computed.rows.values()), sum(computed.read_bytes.values()))
+        is_empty = not (computed.positions or computed.rows or computed.segments or computed.outputs)
+        if is_empty and not plan.offers:  # there was only half a line; an offer is accepted even without rows
             return self._is_phase_over(plan) and self._batch(limit, final)
         record = self._commit(plan, computed)
         self._deliver(record)
         self._acknowledge(plan)
         self._tidy()
         return True
+
+    def _note_read(self, rows: int, read_bytes: int) -> None:
+        """Take note of how much a batch read. If it is about as much as its limit allows, there is usually more."""
+        if self._bootstrap is not None:
+            self._bootstrap.note_read(rows, self._limit)
+        self._ahead.is_behind = rows * 2 >= self._limit.rows or read_bytes * 2 >= self._limit.bytes
 
     def is_waiting(self) -> bool:
         """Return whether the input of a source ends in a row that a writer seems to be about to complete."""
@@ -306,7 +313,16 @@ class Driver:
         if reading is not None:
             self._ahead.begin(plan, context, reading, self.positions, self._plan_next)
         tasks = group_splits(plan.planned, self.runtime.slots)
-        stage = self.runtime.first_stage(self.program, context, tasks, plan.offers, reading)
+        parcels = () if self.delivery.attached is None else self.delivery.begin_attached()
+        try:
+            stage = self.runtime.first_stage(
+                self.program, replace(context, parcels=parcels) if parcels else context, tasks, plan.offers, reading
+            )
+        except JobLost:
+            self.delivery.send_attached()
+            raise
+        if parcels:
+            self.delivery.finish_attached(parcels, stage.results)
         computed = combine_results(self.last, self.positions, stage)
         if computed is None:
             return None
@@ -342,7 +358,8 @@ class Driver:
 
     def _deliver(self, record: Record) -> None:
         self._at("deliver", "before")
-        self.delivery.send(record)  # it may continue while the next batch is computed: N is committed
+        if self._ahead.plan is None or not self.delivery.attach(record):  # a batch that is read ahead follows at once
+            self.delivery.send(record)  # it may continue while the next batch is computed: N is committed
         self._at("deliver", "after")
 
     def _acknowledge(self, plan: BatchPlan) -> None:

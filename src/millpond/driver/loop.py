@@ -130,5 +130,6 @@ def _run_batches(
                     totals.add(driver.last)
                 break
         elif sum(driver.last.rows.values()) * 2 < limit.rows or not worked:
+            driver.delivery.send_attached()
             while not stop.is_set() and not lost.is_set() and (left := began + settings.every - clock.monotonic()) > 0:
                 stop.wait(min(left, LOOK_UP))

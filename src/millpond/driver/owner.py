@@ -231,7 +231,7 @@ class Owner:
         return BatchContext(
             self._point,
             batch=last.number + 1,
-            arrival=last.arrival + 1,
+            arrivals=last.arrivals,
             driver=self.id,
             now=now,
             state_url=self.storage.url,

@@ -72,7 +72,7 @@ class ReadAhead:
         if not following.planned:
             return
         log = replace(context.log, number=context.log.number + 1)
-        context = replace(context, log=log, batch=context.batch + 1, arrival=context.arrival + 1, is_read_ahead=True)
+        context = replace(context, log=log, batch=context.batch + 1, is_read_ahead=True)
         tasks = group_splits(following.planned, self.runtime.slots)
         following.reading = self.runtime.read(self.program, context, tasks, later=True)
         if following.reading is not None:

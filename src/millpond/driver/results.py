@@ -19,7 +19,6 @@ from millpond.log.record import Position, Record, SparkBatch, StreamTime
 from millpond.messages import BatchContext, ExchangePiece, StageResults, TaskOutput
 from millpond.pipeline.graph import Program, StatefulStep
 from millpond.runtimes.base import Offer
-from millpond.sources.base import Limit
 from millpond.storage import Storage
 from millpond.watermarks import event_time_fields
 
@@ -43,15 +42,6 @@ class Computed:
     times: dict[str, StreamTime] = field(default_factory=dict)
     carried: dict[int, dict[int, list[ExchangePiece]]] = field(default_factory=dict)
     failure: MillpondError | None = None
-
-    @property
-    def empty(self) -> bool:
-        """Whether the batch read nothing at all, for example because there was only half a line."""
-        return not (self.positions or self.rows or self.segments or self.outputs)
-
-    def fills(self, limit: Limit) -> bool:
-        """Return whether the batch read about as much as its limit allows: then there is usually more."""
-        return sum(self.rows.values()) * 2 >= limit.rows or sum(self.read_bytes.values()) * 2 >= limit.bytes
 
     def add(self, stage: StageResults) -> bool:
         """Add the results of one stage; return False if they are not those of one whole batch.

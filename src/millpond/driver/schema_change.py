@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -55,7 +56,41 @@ def check_steps(program: Program, last: Record) -> None:
             step.check_detail(program.app, info.detail)
     renamed = {step.state.renamed_from for step in program.steps.values()}
     for name in sorted(set(last.steps) - set(program.steps) - renamed):
-        log.warning("%s: step %r is no longer in the program; its state is kept", program.app, name)
+        log.warning(
+            "%s: step %r is no longer in the program; its state is kept. If the step has another name now, stop "
+            "the app and write renamed_from=%r there.",
+            program.app,
+            name,
+            name,
+        )
+    for name, step in program.steps.items():
+        old = step.state.renamed_from
+        if old is not None and last.steps and name not in last.steps and old not in last.steps:
+            log.warning(
+                "%s: step %r begins without state: renamed_from=%r is no step of the stored state, which has %s",
+                program.app,
+                name,
+                old,
+                ", ".join(map(repr, sorted(last.steps))),
+            )
+
+
+def check_streams(program: Program, positions: Collection[str]) -> None:
+    """Log a warning if a stream may have been renamed: its rows would be read, and counted, again."""
+    gone, new = sorted(set(positions) - set(program.reads)), sorted(set(program.reads) - set(positions))
+    if gone and new:
+        log.warning(
+            "%s: %s no longer in the program, and %s new and read from the beginning. A stream that has another name "
+            "now is read again, and its rows count twice: give it its old name, and roll the app back.",
+            program.app,
+            _named_streams(gone),
+            _named_streams(new),
+        )
+
+
+def _named_streams(names: list[str]) -> str:
+    listed = ", ".join(map(repr, names))
+    return f"stream {listed} is" if len(names) == 1 else f"streams {listed} are"
 
 
 def plan_adaptation(program: Program, last: Record, partitions: int | None) -> Adaptation:

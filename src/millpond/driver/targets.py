@@ -21,7 +21,8 @@ from millpond.errors import Fenced, Incompatible, InvalidUse, Unavailable
 from millpond.log.checked import checksum
 from millpond.log.ledger import Ledger
 from millpond.log.record import Record
-from millpond.parcels import Parcel, parcels_of
+from millpond.messages import Parcel
+from millpond.parcels import parcels_of
 from millpond.pipeline.graph import Program
 from millpond.sinks.base import Delivery, RegisteredSink, Registration
 

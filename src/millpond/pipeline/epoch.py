@@ -12,13 +12,13 @@ from millpond.timing import EPOCH
 class Epoch:
     """Reads a field that counts from the epoch, as a datetime."""
 
-    def __init__(self, field: str, microseconds: int) -> None:
-        self.field, self.microseconds = field, microseconds
+    def __init__(self, field: str, unit: str, microseconds: int) -> None:
+        self.field, self.unit, self.microseconds = field, unit, microseconds
 
     def __call__(self, row: Any) -> datetime:
         value = read_field(row, self.field)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"expected a number of {self.field!r} since the epoch, got {value!r}")
+            raise ValueError(f"expected {self.field!r} to be a number of {self.unit} since 1970, got {value!r}")
         return EPOCH + timedelta(microseconds=round(value * self.microseconds))
 
 
@@ -29,7 +29,7 @@ def epoch_ms(field: str) -> Epoch:
     >>> mp.epoch_ms("at")({"at": 1_442_113_200_000})
     datetime.datetime(2015, 9, 13, 3, 0, tzinfo=datetime.timezone.utc)
     """
-    return Epoch(field, 1_000)
+    return Epoch(field, "milliseconds", 1_000)
 
 
 def epoch_s(field: str) -> Epoch:
@@ -39,4 +39,4 @@ def epoch_s(field: str) -> Epoch:
     >>> mp.epoch_s("at")({"at": 1_442_113_200})
     datetime.datetime(2015, 9, 13, 3, 0, tzinfo=datetime.timezone.utc)
     """
-    return Epoch(field, 1_000_000)
+    return Epoch(field, "seconds", 1_000_000)

@@ -9,8 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from millpond.errors import Unavailable
 from millpond.log.record import SparkBatch
-from millpond.messages import BatchContext, ExchangePiece, PlannedSplit, ReadProgress, StageResults
-from millpond.parcels import Parcel
+from millpond.messages import BatchContext, ExchangePiece, Parcel, PlannedSplit, ReadProgress, StageResults
 from millpond.pipeline.graph import Program
 from millpond.storage import Storage
 

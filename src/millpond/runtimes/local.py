@@ -14,12 +14,13 @@ from millpond.messages import (
     BatchContext,
     ExchangePiece,
     KeyedResult,
+    Parcel,
     PlannedSplit,
     ReadHeader,
     ReadProgress,
     StageResults,
 )
-from millpond.parcels import Parcel, hand_over
+from millpond.parcels import hand_over
 from millpond.pipeline.graph import Program
 from millpond.runtimes.base import Offer, Reading, T, W
 from millpond.steps.forks import refuse_forks

@@ -41,6 +41,7 @@ from millpond.replica.cell_format import Damaged
 from millpond.replica.folders import partition_folder
 from millpond.steps.failure import Stop, unreadable_state
 from millpond.storage import Storage
+from millpond.task.batch_delivery import deliver_parcels
 from millpond.task.router import Router
 from millpond.task.tables import DamagedTable, TaskTables
 from millpond.task.tools import TASK_FAILURES, Tools, failure_of
@@ -61,6 +62,7 @@ class KeyedTask:
         """Run the stage over the rows in `items`, from reading tasks, and in `carried`, from earlier stages.
 
         Errors of the program and of the state are in the result. With `rebuild` the replica is built from the log.
+        Parcels of the batch before are delivered first.
         """
         began = elapsed()
         headers = [item for item in items if isinstance(item, ReadHeader)]
@@ -94,6 +96,8 @@ class KeyedTask:
         """
         program, context = self.program, self.context
         tools = self.tools or Tools.of(context)
+        if context.parcels:
+            deliver_parcels(program, context, tools.storage, result)
         arrived: dict[int, list[bytes]] = {}
         for _, _, _, exchange, blob in blobs:
             arrived.setdefault(exchange, []).append(blob)
@@ -190,7 +194,7 @@ def _next_due(
         may_have_times = [] if isinstance(changes, SingleCellChanges) else changes
         event = [change.due for change in may_have_times if change.due is not None and change.value is not None]
         wall = [change.wall for change in may_have_times if change.wall is not None and change.value is not None]
-        if not event and not wall and not view.has_times(step):
+        if not event and not wall and step not in view.timed_steps:
             continue
         now = round(router.context.now * 1_000_000)
         # The step itself has handled what was due by now.

@@ -36,16 +36,16 @@ class Outbox:
     blob_bytes: int = 0
     _outputs: dict[str, tuple[list[Any], list[OutputBlock]]] = field(default_factory=dict)  # sink → orders, rows
 
-    def exchange(self, node: int, rows: Rows, failing: Callable[[Rows], Failed]) -> None:
+    def exchange(self, node: int, rows: Rows, reporter: Callable[[Rows], Failed]) -> None:
         """Pack rows for the partitions that own their keys; rows without keys are spread over all partitions.
 
-        `failing(rows)` is called if a row cannot be packed, and returns what reports such rows.
+        `reporter(rows)` is called if a row cannot be packed, and returns what reports such rows.
         """
         blobs = self.blobs.setdefault(node, {})
         try:
             packed = self._pack(self._narrow(node, rows))
         except Exception:
-            packed = self._pack(self._drop_unencodable(rows, failing(rows)))
+            packed = self._pack(self._drop_unencodable(rows, reporter(rows)))
         for partition, blob in packed.items():
             blobs.setdefault(partition, []).append(blob)
             self.blob_bytes += len(blob)
@@ -69,12 +69,12 @@ class Outbox:
         keyed_rows = spread_rows(rows, partitions) if rows.keys is None else rows
         return pack_for_partitions(keyed_rows, self._codec, partitions)
 
-    def deliver(self, sink: str, rows: Rows, failing: Callable[[Rows], Failed]) -> None:
-        """Encode rows for a sink; `failing(rows)` is called if one cannot be encoded."""
+    def deliver(self, sink: str, rows: Rows, reporter: Callable[[Rows], Failed]) -> None:
+        """Encode rows for a sink; `reporter(rows)` is called if one cannot be encoded."""
         try:
             block = self._encode(rows)
         except Exception:
-            rows = self._drop_unencodable(rows.as_objects(), failing(rows))
+            rows = self._drop_unencodable(rows.as_objects(), reporter(rows))
             block = self._encode(rows)
         orders, blocks = self._outputs.setdefault(sink, ([], []))
         orders.append(np.asarray(rows.order, dtype=np.int64))

@@ -19,7 +19,7 @@ from millpond.rows.rows import Rows, Times
 from millpond.rows.wire import Blob, unpack_in_order
 from millpond.sources.base import Chunk
 from millpond.steps.base import Running, StepContext, TableReader
-from millpond.steps.failure import Failed, FailedRow, Failures, OnError, any_copy, unreadable_state
+from millpond.steps.failure import Failures, any_copy, unreadable_state
 from millpond.steps.operator import OperatorContext, RunningOperator
 from millpond.steps.verbs.key_by import KeyBy, assign_keys
 from millpond.steps.verbs.late_split import LateSplit
@@ -131,7 +131,7 @@ class Router:
         good, data = [], []
         made_by = self.program.nodes[node]
         policy = made_by.policy if made_by.op.has_state else made_by.on_error
-        failed = self._failing(made_by.name, policy, rows)
+        failed = self.failures.reporter(policy, made_by.name, rows)
         for i, row in enumerate(rows.data):
             try:
                 data.append(any_copy(row))
@@ -140,15 +140,6 @@ class Router:
                 failed(i, row, error)
         left = rows if len(good) == len(rows) else rows.pick(good)
         return left, left.with_data(data)
-
-    def _failing(self, step: str, policy: OnError, rows: Rows) -> Failed:
-        """Return what applies an error policy to single rows of `rows`."""
-
-        def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
-            key = None if rows.keys is None else rows.keys.of(i)
-            self.failures.handle(policy, step, error, FailedRow(key=key, row=row, order=rows.order[i], again=again))
-
-        return failed
 
     def _report_times(self, clock: str, read: g.Read, times: Times) -> None:
         self.times_read.add(clock, clock_partition(clock, read, self.partition), times)
@@ -228,16 +219,18 @@ class Router:
             except Exception:
                 if whole is rows:
                     rows = decoder.decode_json(rows)
-                keyed_rows = assign_keys(key.op, rows, self._failing(key.name, key.policy, rows))
+                keyed_rows = assign_keys(key.op, rows, self.failures.reporter(key.policy, key.name, rows))
             self.emit(reader, keyed_rows)
 
     # --- rows go out ---
 
     def _exchange(self, node: g.Node, rows: Rows) -> None:
-        self.outbox.exchange(node.id, rows, lambda rows: self._failing(node.op.exchange_name, node.policy, rows))
+        self.outbox.exchange(
+            node.id, rows, lambda rows: self.failures.reporter(node.policy, node.op.exchange_name, rows)
+        )
 
     def _deliver(self, node: g.Node, rows: Rows) -> None:
-        self.outbox.deliver(node.name, rows, lambda rows: self._failing(node.name, node.policy, rows))
+        self.outbox.deliver(node.name, rows, partial(self.failures.reporter, node.policy, node.name))
 
     # --- steps with state ---
 
@@ -263,7 +256,7 @@ class Router:
                     codec=self.codec,
                     failures=self.failures,
                     time=self.times.steps[node.id],
-                    arrival=context.arrival,
+                    arrival=context.batch + context.arrivals,
                     previous_detail=event_time.details.get(step.name),
                     count_late=partial(self._count_late, step.name),
                     read_table=None if node.op.table is None else self._table_reader(node.op.table, tables),
@@ -283,7 +276,8 @@ class Router:
         """Let every step do what is due, once all rows have come; in the order in which rows flow."""
         for node in sorted(self.running):
             try:
-                output = self.running[node].end()
+                running = self.running[node]
+                output = running.end() if running.acts_at_end else None
             except Unreadable as error:
                 raise unreadable_state(self.program.nodes[node].name, error) from error
             for rows in output if isinstance(output, list) else [output]:

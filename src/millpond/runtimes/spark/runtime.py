@@ -17,8 +17,8 @@ from millpond.driver.commit import Driver
 from millpond.errors import Corrupt, Incompatible, InvalidUse, MillpondError
 from millpond.log.jobs import JobLost
 from millpond.log.record import SparkBatch
-from millpond.messages import BatchContext, ExchangePiece, PlannedSplit, StageResults
-from millpond.parcels import Parcel, hand_over, sink_failure
+from millpond.messages import BatchContext, ExchangePiece, Parcel, PlannedSplit, StageResults
+from millpond.parcels import hand_over, sink_failure
 from millpond.pipeline.graph import Program
 from millpond.runtimes import pickling
 from millpond.runtimes.base import Offer, Reading, RuntimeGone, T, W

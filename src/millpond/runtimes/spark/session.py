@@ -86,7 +86,7 @@ def _open_local_session() -> SparkSession:
         return made
     except (PySparkException, RuntimeError, FileNotFoundError) as error:
         raise InvalidUse(
-            f"Spark could not be started: {error}. It needs a Java runtime, 17 or newer: install one "
+            f"Spark could not be started: {str(error).rstrip('.')}. It needs a Java runtime, 17 or newer: install one "
             "(Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME."
         ) from error
 

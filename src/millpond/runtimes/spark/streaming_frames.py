@@ -26,7 +26,7 @@ from millpond.log import checked
 from millpond.log.checked import Pointer
 from millpond.log.record import Record, SparkBatch
 from millpond.log.segment import unpack_outputs
-from millpond.parcels import Parcel
+from millpond.messages import Parcel
 from millpond.pipeline.graph import Program, Read
 from millpond.rows.plain_json import encode_json_lines
 from millpond.runtimes.base import Offer
