@@ -11,8 +11,13 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # bash, because `pytest | tee` has to fail when pytest fails; make on macOS is too old for .SHELLFLAGS
 SHELL := /bin/bash
 PYTEST := set -o pipefail && $(BIN)/python -m pytest --color=$$(test -t 2 && echo yes || echo no)
+# Temporary files of the unit tests go to memory and are removed at the end. Those of tests on Spark, of the soak and of
+# chaos are on the disk.
+IN_MEMORY := export TMPDIR && TMPDIR="$$(scripts/memory)" && trap 'rm -rf "$$TMPDIR"' EXIT &&
 WITH_JAVA := export JAVA_HOME && JAVA_HOME="$$(scripts/java)" &&
 SPARK_MODULES = $(wildcard src/millpond/runtimes/spark src/millpond/runtimes/spark.py)
+# `make unit` and `make spark` spread their tests over this many processes. 0: one process, as a debugger needs it.
+WORKERS ?= auto
 NOT_UNIT = tests/spark tests/soak tests/chaos tests/packaging $(SPARK_MODULES)
 
 # How long `make kill`, `make soak`, `make model` and `make chaos` run. `make test` runs them in a short form.
@@ -36,7 +41,7 @@ test:
 	@$(MAKE) --no-print-directory wheel
 	@$(MAKE) --no-print-directory spark
 	@$(MAKE) --no-print-directory chaos ROUNDS=0 SEED=
-	@$(MAKE) --no-print-directory soak MINUTES=5 SEED=
+	@$(MAKE) --no-print-directory soak MINUTES=2 SEED=
 	@echo
 	@for group in unit wheel spark chaos soak; do printf '%-6s' $$group; grep -E ' in [0-9.]+s' .venv/$$group.log | tail -n 1; done
 
@@ -57,14 +62,17 @@ docs: .venv/dev.stamp
 
 # everything that needs no JVM
 unit: .venv/dev.stamp
-	@$(PYTEST) tests src/millpond $(NOT_UNIT:%=--ignore=%) | tee .venv/unit.log
+	@$(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed \
+		tests src/millpond $(NOT_UNIT:%=--ignore=%) | tee .venv/unit.log
 
 # builds the wheel and the sdist and installs them into a fresh environment, as a user does; needs an index
 wheel: .venv/dev.stamp
 	@$(PYTEST) tests/packaging | tee .venv/wheel.log
 
+# at most two processes, because each has a JVM and starts others
 spark: .venv/dev.stamp
-	@$(WITH_JAVA) $(PYTEST) tests/spark $(SPARK_MODULES) | tee .venv/spark.log
+	@$(WITH_JAVA) $(PYTEST) -n $(WORKERS) --maxprocesses 2 --dist loadfile --no-loadscope-reorder \
+		tests/spark $(SPARK_MODULES) | tee .venv/spark.log
 
 # kill -9 of drivers and executors, ROUNDS times
 kill: .venv/dev.stamp
@@ -85,15 +93,17 @@ chaos: .venv/dev.stamp
 chaos-spark: .venv/dev.stamp
 	@$(WITH_JAVA) export MILLPOND_CHAOS_SPARK_ROUNDS=$(ROUNDS) MILLPOND_CHAOS_SEED=$(SEED) && $(PYTEST) tests/chaos -k spark -s --timeout=0
 
+# one table of all benchmarks; BENCH="--only NAME…" chooses some, --quick checks that they run, --no-peers leaves Spark out
+BENCH ?=
 bench: .venv/dev.stamp
-	@$(WITH_JAVA) $(BIN)/python bench
+	@$(WITH_JAVA) $(BIN)/python bench $(BENCH)
 
 bench-windows: .venv/dev.stamp
-	@$(WITH_JAVA) $(BIN)/python bench/windows.py
+	@$(WITH_JAVA) $(BIN)/python bench --only windows $(BENCH)
 
 # functions over columns against functions over rows; needs no JVM
 bench-columns: .venv/dev.stamp
-	@$(BIN)/python bench/map_batch.py
+	@$(BIN)/python bench --only map_batch apply_batch aggregate $(BENCH)
 
 # recovery, compaction, many keys, start-up; needs no JVM
 bench-life: .venv/dev.stamp

@@ -1,4 +1,8 @@
-"""One JVM serves all tests of this process; tests that need processes of their own start programs."""
+"""One JVM serves all tests of this process; tests that need processes of their own start programs.
+
+`make spark` spreads the tests over two processes, each with its own JVM. The tests of a file stay together, and
+slow files come first, so that both processes end at about the same time.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,11 @@ PROGRAMS = Path(__file__).parent / "programs"
 collect_ignore = ["programs"]  # each is a main script and is run as one
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session as a user makes it, who has never heard of PYSPARK_PYTHON."""
@@ -26,6 +35,7 @@ def spark() -> Iterator[SparkSession]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # starts sooner; no test measures the JVM
         "spark.log.level": "OFF",  # what fails on purpose fails in words of ours
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",

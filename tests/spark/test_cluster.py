@@ -20,6 +20,8 @@ from processes import Program, descendants, eventually
 
 import millpond as mp
 
+pytestmark = pytest.mark.slow
+
 
 class Cluster:
     """A master and two workers, each with an address of its own, so that Spark sees two hosts."""

@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from doc_pages import README, ROOT, blocks, pages, run_page
 
+pytestmark = pytest.mark.slow
+
 ON_SPARK = [page for page in pages() if page != README and any(block.spark for block in blocks(page))]
 
 

@@ -15,6 +15,8 @@ from pyspark.sql import SparkSession
 
 import millpond as mp
 
+pytestmark = pytest.mark.slow
+
 ROWS = [{"id": n, "key": f"k{n % 7}", "value": n} for n in range(100)]
 
 

@@ -35,6 +35,7 @@ def test_a_worker_that_dies_in_a_session_without_retries_costs_one_attempt_at_it
     assert len(held(tmp_path / "out")) == len(ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_a_first_catch_up_over_more_than_two_gigabytes_of_one_key_runs_in_bounded_memory(
     program: Callable[..., Program], tmp_path: Path

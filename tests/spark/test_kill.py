@@ -17,6 +17,8 @@ from processes import Program, descendants, eventually, workers
 
 import millpond as mp
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = int(os.environ.get("MILLPOND_KILL_ROUNDS", "20"))
 SEED = int(os.environ.get("MILLPOND_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 ROWS = 600  # a round

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 from folders import held, write
+
+pytestmark = pytest.mark.slow
 
 PROGRAMS = Path(__file__).parent / "programs"
 FILE = PROGRAMS / "shop" / "accounts.py"

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from time_examples import EXAMPLES, documented_output, name_of
 
+pytestmark = pytest.mark.slow
+
 # These go by the clock, and on until they are stopped.
 ENDLESS = {"triggers/every.py", "timers/basket.py"}
 ENDING = [example for example in EXAMPLES if name_of(example) not in ENDLESS]
