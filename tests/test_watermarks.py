@@ -99,16 +99,22 @@ def test_datetimes_text_and_epochs_are_the_same_instants() -> None:
         assert {watermark(driver, name) for name in ("plain", "ms", "s")} == {micros}
 
 
+@pytest.mark.parametrize(("epoch", "unit"), [(mp.epoch_s, "seconds"), (mp.epoch_ms, "milliseconds")])
+def test_text_in_place_of_a_number_since_the_epoch_is_refused_with_the_unit(epoch: Any, unit: str) -> None:
+    with pytest.raises(ValueError, match=f"^expected 'at' to be a number of {unit} since 1970, got '1714561200'$"):
+        epoch("at")({"at": "1714561200"})
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
         ({}, "has no field 'at'"),
         ({"at": None}, "expected a time"),
-        ({"at": 1.5}, "expected a time"),
+        ({"at": 1.5}, "got 1.5. For times in seconds or milliseconds since 1970, use timestamp=mp.epoch_s("),
         ({"at": True}, "expected a time"),
         ({"at": "yesterday"}, "ISO-8601"),
-        ({"at": datetime(2024, 5, 1)}, "naive"),
-        ({"at": "2024-05-01T12:00:00"}, "naive"),
+        ({"at": datetime(2024, 5, 1)}, "value.replace(tzinfo=datetime.UTC)"),
+        ({"at": "2024-05-01T12:00:00"}, 'an offset such as "Z"'),
         ({"at": 1 << 62}, "2**62"),
     ],
 )

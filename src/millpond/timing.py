@@ -22,6 +22,9 @@ MICROSECOND = timedelta(microseconds=1)
 _RANGE = 1 << 62  # of ticks, either way: sizes and graces can be added without an overflow
 _LONGEST = 1 << 60  # duration in ticks, so that a time and several of them still fit 64 bits
 
+_NUMBERS_SINCE_1970 = (
+    'For times in seconds or milliseconds since 1970, use timestamp=mp.epoch_s("field") or mp.epoch_ms("field")'
+)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
@@ -74,9 +77,13 @@ def as_time(value: Any) -> Time:
             raise ValueError(f"expected an ISO-8601 time, got {value!r}") from None
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise ValueError(f"expected a time with a time zone, got the naive {value!r}")
+            raise ValueError(
+                f"expected a time with a time zone, got the naive {value!r}. Add its zone where the time is made: "
+                'value.replace(tzinfo=datetime.UTC), or an offset such as "Z" at the end of the text'
+            )
         return value.astimezone(UTC)
-    raise ValueError(f"expected a time (datetime, ISO-8601 text or whole number), got {value!r}")
+    remedy = f". {_NUMBERS_SINCE_1970}" if isinstance(value, float) else ""
+    raise ValueError(f"expected a time (datetime, ISO-8601 text or whole number), got {value!r}{remedy}")
 
 
 def unit_of(time: Time) -> Unit:
@@ -114,7 +121,8 @@ def span(duration: Duration, unit: Unit, what: str) -> int:
         return 0
     if isinstance(duration, int) is not (unit == "number"):
         raise InvalidUse(
-            f"{what}: the stream's times are whole numbers, so expected a whole number of that unit, got {duration!r}"
+            f"{what}: the stream's times are whole numbers, so expected a whole number of that unit, got {duration!r}. "
+            f"{_NUMBERS_SINCE_1970}"
             if unit == "number"
             else f'{what}: the stream\'s times are datetimes, so expected a duration such as "10s", got {duration!r}'
         )

@@ -41,6 +41,16 @@ def check_function(f: Any, where: str, *arguments: str) -> Any:
     return f
 
 
+def check_step_function(f: Any, verb: str, name: Any, *arguments: str) -> Any:
+    """Return the function of a step, checked as `check_function` does. If it was given without a name, say so."""
+    if callable(name):
+        raise InvalidUse(
+            f"{verb}: expected a name before the function, as in {verb}('total', f), got {name!r} in its place. "
+            "State is stored under the name."
+        )
+    return check_function(f, f"{verb}({name!r})", *arguments)
+
+
 def _checkable_signature(f: Any) -> inspect.Signature | None:
     """Return the signature of what is called; None if that is not sure.
 

@@ -41,6 +41,26 @@ def test_a_verb_of_streams_asks_for_aggregate(verb: str) -> None:
         getattr(a_window(), verb)
 
 
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (
+            lambda keyed: keyed.to(mp.sinks.memory(), "out"),
+            r"^to: expected a name before the sink, as in to\('out', sink\)",
+        ),
+        (lambda keyed: a_stream().to(mp.sinks.memory(), "out"), r"^to: expected a name before the sink"),
+        (
+            lambda keyed: keyed.stateful_map(lambda k, row, n: (n, n), "total", initial=0),
+            r"^stateful_map: expected a name before the function, as in stateful_map\('total', f\), got <function",
+        ),
+        (lambda keyed: keyed.apply(lambda row, state: row, "a"), r"^apply: expected a name before the function"),
+    ],
+)
+def test_a_verb_whose_first_argument_is_no_name_says_so(use: Any, says: str) -> None:
+    with pytest.raises(mp.errors.InvalidUse, match=says):
+        use(a_stream().key_by("k"))
+
+
 @pytest.mark.parametrize("made", [a_stream, a_window, lambda: a_stream().key_by("k")])
 def test_any_other_name_is_missing_as_usual(made: Any) -> None:
     there = made()

@@ -47,8 +47,8 @@ def test_it_holds_the_same_whatever_the_cells_are(parts: list[list[Change]]) -> 
     with tempfile.TemporaryDirectory() as folder:
         one, other = Replica(Path(folder, "one")), Replica(Path(folder, "other"))
         try:
-            one.apply([RecordChanges(0, [("s", part) for part in parts])])
-            other.apply([RecordChanges(0, [("s", changes_table(part)) for part in parts])])
+            one.apply(RecordChanges(0, [("s", part) for part in parts]))
+            other.apply(RecordChanges(0, [("s", changes_table(part)) for part in parts]))
             assert held(one) == held(other)
         finally:
             one.close()
@@ -58,7 +58,7 @@ def test_it_holds_the_same_whatever_the_cells_are(parts: list[list[Change]]) -> 
 def test_cells_that_are_not_in_order_are_all_there(tmp_path: Path) -> None:
     replica = Replica(tmp_path / "r")
     table = changes_table([Change(b'"%d"' % n, b"", b"%d" % n) for n in (3, 1, 2)])
-    replica.apply([RecordChanges(0, [("s", table)])])
+    replica.apply(RecordChanges(0, [("s", table)]))
     assert [entry.value for entry in held(replica)[0]] == [b"1", b"2", b"3"]
     replica.close()
 

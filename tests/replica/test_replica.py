@@ -99,8 +99,8 @@ def test_records_that_were_applied_already_are_passed_over(folder):
     log = [RecordChanges(n, {"s": [Change(b"1", b"", b"%d" % n)]}) for n in range(3)]
 
     replica = Replica(folder)
-    assert replica.apply(log) == 2
-    assert replica.apply(log[:2]) == 2
+    assert [replica.apply(record) for record in log] == [0, 1, 2]
+    assert [replica.apply(record) for record in log[:2]] == [2, 2]
     with replica.view() as view:
         assert (view.position, view.get("s", b"1")) == (2, b"2")
     replica.close()

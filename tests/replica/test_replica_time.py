@@ -29,7 +29,7 @@ def test_what_is_due_is_found_in_order_and_nothing_else(
     replica = Replica(folder)
     live: dict[tuple[bytes, bytes], Change] = {}
     for number, changes in enumerate(history):
-        replica.apply([RecordChanges(number, {"step": changes})])
+        replica.apply(RecordChanges(number, {"step": changes}))
         for change in changes:
             live.pop((change.key, change.cell), None)
             if change.value is not None:

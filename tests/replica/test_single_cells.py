@@ -87,10 +87,10 @@ def test_a_replica_applies_them_as_it_applies_a_list(tmp_path: Path, keys: list[
     dropped = columns(keys, [None if i % 3 == 0 else b"new" for i in range(len(keys))])
     replica = Replica(tmp_path / "store")
     try:
-        replica.apply([RecordChanges(0, {"s": form(written)})])
+        replica.apply(RecordChanges(0, {"s": form(written)}))
         with replica.view() as view:
             assert {(entry.key, entry.value) for entry in view.entries("s")} == {(c.key, c.value) for c in written}
-        replica.apply([RecordChanges(1, {"s": form(dropped)})])
+        replica.apply(RecordChanges(1, {"s": form(dropped)}))
         with replica.view() as view:
             assert view.get_many("s", dropped.keys) == dropped.values
             expected = {key: value for key, value in zip(dropped.keys, dropped.values, strict=True) if value}
@@ -104,7 +104,8 @@ def test_a_step_whose_cells_had_times_takes_them_too(tmp_path: Path) -> None:
     replica = Replica(tmp_path / "store")
     try:
         timed = [Change(key, b"", b"1", 5) for key in sorted(SHORT)]
-        replica.apply([RecordChanges(0, {"s": timed}), RecordChanges(1, {"s": columns(SHORT[:200])})])
+        replica.apply(RecordChanges(0, {"s": timed}))
+        replica.apply(RecordChanges(1, {"s": columns(SHORT[:200])}))
         with replica.view() as view:
             assert sorted(entry.key for entry in view.due("s", 9)) == sorted(SHORT[200:])
     finally:
@@ -119,7 +120,7 @@ def test_many_keys_are_found_in_any_order_and_also_where_most_are_absent(tmp_pat
     there = [*SHORT[::7], *LONG[::2]]
     replica = Replica(tmp_path / "store")
     try:
-        replica.apply([RecordChanges(0, {"s": columns(there)})])
+        replica.apply(RecordChanges(0, {"s": columns(there)}))
         asked = [*SHORT, *LONG, b"!", b"~", b"~~"]
         random.Random(1).shuffle(asked)
         asked = sorted(asked) if is_sorted else asked

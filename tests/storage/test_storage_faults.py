@@ -117,7 +117,7 @@ def test_calls_are_recorded_also_those_that_failed(storage: FaultyStorage) -> No
 @pytest.mark.parametrize(
     ("number", "kind", "words"),
     [
-        (errno.ENOSPC, Unavailable, "the disk is full"),
+        (errno.ENOSPC, Unavailable, "tries again by itself; run it again if it has ended."),
         (errno.EDQUOT, Unavailable, "the disk is full"),
         (errno.EACCES, InvalidUse, "that this user may read and write"),
         (errno.EPERM, InvalidUse, "that this user may read and write"),

@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Build, Any, str, str]] = {
         lambda app, source, policy: counted(app.stream("rows", source, timestamp=mp.epoch_ms("at"), on_error=policy)),
         {"k": "a", "at": "soon", "v": 1},
         "rows",
-        "timestamp: expected a number",
+        "timestamp: expected 'at' to be a number of milliseconds since 1970",
     ),
     "wrong type": (
         lambda app, source, policy: counted(app.stream("rows", source, type=Typed, on_error=policy)),

@@ -40,7 +40,7 @@ def _end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def main() -> None:
+def run_program() -> None:
     """Run the app until SIGTERM, or until the process that started this one has ended."""
     folder, max_rows = Path(sys.argv[1]), int(sys.argv[2])
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -51,4 +51,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program()

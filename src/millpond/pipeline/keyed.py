@@ -45,7 +45,7 @@ from millpond.steps.windows.definitions import MISSING, Hopping, Window
 from millpond.steps.windows.triggers import Trigger, on_close
 from millpond.steps.windows.window_step import By, Fires, Panes
 from millpond.timing import duration
-from millpond.user_functions import check_function
+from millpond.user_functions import check_function, check_step_function
 
 S = TypeVar("S")
 
@@ -183,7 +183,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'page': '/', 'number': 1}, {'page': '/about', 'number': 1}, {'page': '/', 'number': 2}]
         """
-        check_function(f, f"stateful_map({name!r})", "key", "row", "state")
+        check_step_function(f, "stateful_map", name, "key", "row", "state")
         if callable(initial):
             check_function(initial, f"stateful_map({name!r}, initial)")
         return self._add_step(StatefulMapStep(f=f, initial=initial, **self._settings("stateful_map", name, how)))
@@ -214,7 +214,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'sensor': 'a', 'from': 21, 'to': 45}]
         """
-        check_function(f, f"apply({name!r})", "row", "state")
+        check_step_function(f, "apply", name, "row", "state")
         return self._add_step(ApplyStep(f=f, **self._settings("apply", name, how)))
 
     def apply_batch(
@@ -269,7 +269,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         {'n': 3}
         """
         where, key_names = f"apply_batch({name!r})", self._node.keyed or ()
-        check_function(f, where, "rows", "states")
+        check_step_function(f, "apply_batch", name, "rows", "states")
         frames, columns = frame_kind(f, where, parameters=2), check_columns(state, key_names, where)
         how: StateOptions = {
             "ttl": ttl,
@@ -307,7 +307,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'customer': 'ann', 'item': 'tea'}, {'customer': 'ann', 'item': 'pen'}]
         """
-        check_function(f, f"flat_apply({name!r})", "row", "state")
+        check_step_function(f, "flat_apply", name, "row", "state")
         return self._add_step(FlatApplyStep(f=f, **self._settings("flat_apply", name, how)))
 
     def update(
@@ -332,7 +332,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'file': 'a', 'n': 1}, {'file': 'a', 'n': 2}]
         """
-        check_function(f, f"update({name!r})", "row", "state")
+        check_step_function(f, "update", name, "row", "state")
         return self._add_step(UpdateStep(f=f, **self._settings("update", name, how)))
 
     def stateful_filter(
@@ -358,7 +358,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     [row["price"] for row in driver.output("out")]
         [7, 9]
         """
-        check_function(f, f"stateful_filter({name!r})", "row", "state")
+        check_step_function(f, "stateful_filter", name, "row", "state")
         return self._add_step(StatefulFilterStep(f=f, **self._settings("stateful_filter", name, how)))
 
     def aggregate(

@@ -337,6 +337,11 @@ class Stream(Generic[R]):
         ...     driver.output("out")
         [1, 2]
         """
+        if isinstance(name, Sink):
+            raise InvalidUse(
+                f"to: expected a name before the sink, as in to('out', sink), got {name!r} in its place. "
+                "Deliveries are recorded under the name."
+            )
         if not isinstance(sink, Sink):
             raise InvalidUse(f"to({name!r}): expected a sink such as mp.sinks.console(), got {sink!r}")
         self._same(g.Deliver(self._graph.claim(name, "sink"), sink))

@@ -150,21 +150,21 @@ class _LogReader:
     def _ledger(self) -> Ledger:
         return Ledger(self.storage, self.point.app, SystemClock())
 
-    def belongs(self, view: View) -> bool:
-        """Return whether a view was built from this very ledger, up to the record that it is at.
+    def belongs(self, position: int, checksum: str) -> bool:
+        """Return whether a store at this position, whose record has this checksum, was built from this very ledger.
 
         Another copy of the state directory has records of the same numbers, and may have another history.
         """
-        if view.position < 0:
+        if position < 0:
             return True
-        link = self.point.links.get(view.position)
+        link = self.point.links.get(position)
         if link is not None:
-            return view.record == link.checksum
-        record = self._ledger.read(view.position)
-        return record is not None and view.record == record.checksum
+            return checksum == link.checksum
+        record = self._ledger.read(position)
+        return record is not None and checksum == record.checksum
 
 
-def _always(view: View) -> bool:
+def _always(position: int, checksum: str) -> bool:
     return True
 
 
@@ -173,14 +173,15 @@ def open_replica(
     folder: Path,
     missing: Callable[[int], Iterable[RecordChanges]],
     rebuild: bool = False,
-    belongs: Callable[[View], bool] = _always,
+    belongs: Callable[[int, str], bool] = _always,
 ) -> Iterator[View]:
     """Yield a view of the replica in `folder`, brought up to date; build it if it is missing or cannot be used.
 
-    `missing(position)` returns the records after a position, -1 being before the first of them all. `belongs` is asked
-    whether a view is of this log at all; it is asked about the very view that is yielded. If the store turns out to be
-    damaged while the view is read, `Damaged` is raised, even if it was just rebuilt: another process may have replaced
-    it, or may be damaging it. `Unavailable` if no view can be had.
+    `missing(position)` returns the records after a position, -1 being before the first of them all.
+    `belongs(position, checksum)` is asked whether a store at that record is of this log at all: about the store as it
+    is found, and about the very view that is yielded. If the store turns out to be damaged while the view is read,
+    `Damaged` is raised, even if it was just rebuilt: another process may have replaced it, or may be damaging it.
+    `Unavailable` if no view can be had.
     """
     view, opened = _open_view(folder, missing, rebuild, belongs)
     with opened:
@@ -194,7 +195,7 @@ def _open_view(
     folder: Path,
     missing: Callable[[int], Iterable[RecordChanges]],
     rebuild: bool,
-    belongs: Callable[[View], bool],
+    belongs: Callable[[int, str], bool],
 ) -> tuple[View, ExitStack]:
     """Return a view that is up to date, and what closes it."""
     trouble: BaseException | None = None
@@ -206,12 +207,13 @@ def _open_view(
                     built = build_replica(folder, records) if rebuild else None
                     replica = attempt.enter_context(lend_replica(folder, built))
                     if not rebuild:
-                        with replica.view() as view:
-                            _check_history(view, belongs)
-                            records = iter(missing(view.position))
-                    replica.apply(records)
+                        position, checksum = replica.newest_record()
+                        _check_history(position, checksum, belongs)
+                        records = iter(missing(position))
+                    for record in records:  # which may be fetched here, before a lock of the store is taken
+                        replica.apply(record)
                     view = attempt.enter_context(replica.view())
-                    _check_history(view, belongs)
+                    _check_history(view.position, view.record, belongs)
                 except _UNREADABLE as error:
                     raise Damaged(f"{type(error).__name__}: {error}") from error
                 return view, attempt.pop_all()
@@ -224,9 +226,9 @@ def _open_view(
     raise _replica_unavailable(folder, trouble) from trouble
 
 
-def _check_history(view: View, belongs: Callable[[View], bool]) -> None:
-    if not belongs(view):
-        raise Damaged(f"record {view.position} is of another history")
+def _check_history(position: int, checksum: str, belongs: Callable[[int, str], bool]) -> None:
+    if not belongs(position, checksum):
+        raise Damaged(f"record {position} is of another history")
 
 
 def repeated_damage(folder: Path, damage: BaseException) -> Unavailable:

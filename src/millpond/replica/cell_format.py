@@ -79,6 +79,11 @@ def pack_short_cells(ats: Iterable[bytes], values: Iterable[bytes]) -> list[tupl
     return [(at, head(crc32(value, crc32(at)), 0) + value) for at, value in zip(ats, values, strict=True)]
 
 
+def pack_short_single_cells(keys: Iterable[bytes], values: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+    """Do the same for the unnamed cells of keys that are not too long."""
+    return pack_short_cells([key + b"\x00" for key in keys], values)
+
+
 def unpack_cell(at: bytes, data: bytes) -> bytes:
     """Return the value in the bytes at a store key; raise `Damaged` if their checksum is wrong."""
     if len(data) < 5:

@@ -44,9 +44,8 @@ from millpond.replica.cell_format import (
     Damaged,
     cell_times,
     pack_cell,
-    pack_short_cells,
+    pack_short_single_cells,
     pack_time,
-    single_store_keys,
     store_key,
     time_entry,
     unpack_cell,
@@ -211,18 +210,21 @@ class Replica:
         with self._env.begin(buffers=False) as txn:
             yield txn, _meta(txn)
 
-    def apply(self, records: Iterable[RecordChanges]) -> int:
-        """Apply the changes of the records that come next, each in one transaction; return the position.
+    def newest_record(self) -> tuple[int, str]:
+        """Return the number of the record that the replica is at, -1 before the first, and its checksum."""
+        with self._reading() as (_, meta):
+            return meta.position, meta.record
 
-        Records at or before the position are passed over: another process may have applied them.
+    def apply(self, record: RecordChanges) -> int:
+        """Apply the changes of the record that comes next, in one transaction; return the position.
+
+        A record at or before the position is passed over: another process may have applied it.
         """
-        position = -1
-        for record in records:  # which may fetch it: that is done before the lock is taken
-            with _file_errors(), self._lock(fcntl.LOCK_EX):
-                self._env.reader_check()  # a reader that was killed would keep its version, and its room, for ever
-                self._check()
-                position = self._apply(record)
-                self._sign()
+        with _file_errors(), self._lock(fcntl.LOCK_EX):
+            self._env.reader_check()  # a reader that was killed would keep its version, and its room, for ever
+            self._check()
+            position = self._apply(record)
+            self._sign()
         return position
 
     def _apply(self, record: RecordChanges) -> int:
@@ -298,7 +300,7 @@ def _put(txn: Any, database: Any, changes: Sequence[Change]) -> None:
     """Put changes of a step whose cells have no times."""
     puts: Iterable[tuple[bytes, bytes]]
     if isinstance(changes, SingleCellChanges) and _are_short_puts(changes):
-        puts = pack_short_cells(single_store_keys(changes.keys), changes.values)  # type: ignore[arg-type]
+        puts = pack_short_single_cells(changes.keys, changes.values)  # type: ignore[arg-type]
     else:
         puts = []
         keep, head = puts.append, CELL_HEAD.pack
@@ -468,7 +470,8 @@ def build_replica(folder: Path, records: Iterator[RecordChanges]) -> Replica:
         _check_newest(folder, before)
         replica = Replica(path)
         try:
-            replica.apply(_report_progress(islice(records, 1), progress))
+            for record in islice(records, 1):
+                replica.apply(_report_progress(record, progress))
             _check_newest(folder, before)
             replica.move(folders.generation_folder(folder, before + 1))
         except BaseException:
@@ -490,18 +493,17 @@ def _check_newest(folder: Path, number: int) -> None:
         raise Replaced("another process has built it")
 
 
-def _report_progress(records: Iterable[RecordChanges], progress: Callable[[], None]) -> Iterator[RecordChanges]:
-    """Return the records, and call `progress()` at each and at each piece of its changes."""
+def _report_progress(record: RecordChanges, progress: Callable[[], None]) -> RecordChanges:
+    """Return the record, and call `progress()` now and at each piece of its changes."""
 
     def report_pieces(changes: Iterable[tuple[str, Changes]]) -> Iterator[tuple[str, Changes]]:
         for piece in changes:
             progress()
             yield piece
 
-    for record in records:
-        progress()
-        changes = record.changes
-        yield record if isinstance(changes, Mapping) else record._replace(changes=report_pieces(changes))
+    progress()
+    changes = record.changes
+    return record if isinstance(changes, Mapping) else record._replace(changes=report_pieces(changes))
 
 
 def close_below(store_key: str | Path) -> None:

@@ -76,6 +76,7 @@ class LmdbView:
         self.record = record  # the checksum of the record at that position
         self._databases = {name[5:]: database for name, database in databases.items() if name.startswith(CELLS)}
         self._by_time = {name: database for name, database in databases.items() if not name.startswith(CELLS)}
+        self.timed_steps = {name.removeprefix(DUE) for name in self._by_time if name.startswith(DUE)}
 
     @_reads
     def get(self, step: str, key: bytes, cell: bytes = b"") -> bytes | None:
@@ -199,11 +200,8 @@ class LmdbView:
             return None
         return Entry(*cell_address(at, data), value, *cell_times(data))
 
-    def has_times(self, step: str) -> bool:
-        return DUE + step in self._by_time
-
     def latest(self, step: str) -> int | None:
-        return self._latest.get(step) if self.has_times(step) else -MAX_TICKS
+        return self._latest.get(step) if step in self.timed_steps else -MAX_TICKS
 
     @_iterates
     def due(

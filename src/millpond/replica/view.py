@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence, Set
 from typing import NamedTuple, Protocol
 
 
@@ -30,6 +30,11 @@ class View(Protocol):
     @property
     def record(self) -> str:
         """The checksum of that record."""
+        ...
+
+    @property
+    def timed_steps(self) -> Set[str]:
+        """The steps of which a cell has ever had a time."""
         ...
 
     def get(self, step: str, key: bytes, cell: bytes = b"") -> bytes | None:
@@ -65,10 +70,6 @@ class View(Protocol):
 
     def last(self, step: str, key: bytes, first: bytes, last: bytes) -> Entry | None:
         """Return the last cell of such a range, or None if it is empty."""
-        ...
-
-    def has_times(self, step: str) -> bool:
-        """Return whether a cell of the step has ever had a time."""
         ...
 
     def latest(self, step: str) -> int | None:

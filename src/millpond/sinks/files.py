@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, Literal, get_args
 from urllib.parse import quote
@@ -66,7 +66,9 @@ class FileSink:
         the format cannot express a row.
         """
         if rows and not self._was_delivered_otherwise(delivery):
-            self._storage.put_new(file_name(delivery, self._format), self._encode_rows(rows))
+            with _naming(delivery):
+                data = self._encode_rows(rows)
+            self._storage.put_new(file_name(delivery, self._format), data)
 
     def _was_delivered_otherwise(self, delivery: Delivery) -> bool:
         """Whether the delivery was made before the format in the program was changed."""
@@ -198,7 +200,21 @@ class ParquetFileSink(FileSink):
     def deliver_table(self, table: pa.Table, delivery: Delivery) -> None:
         """Write the delivery's file, with the same columns and values as `deliver` does."""
         if len(table) and not self._was_delivered_otherwise(delivery):
-            self._storage.put_new(file_name(delivery, "parquet"), _encode_parquet(table))
+            with _naming(delivery):
+                data = _encode_parquet(table)
+            self._storage.put_new(file_name(delivery, "parquet"), data)
+
+
+@contextmanager
+def _naming(delivery: Delivery) -> Iterator[None]:
+    """Name the delivery in an error about rows that the format cannot express, and the way out of it."""
+    try:
+        yield
+    except InvalidUse as error:
+        raise InvalidUse(
+            f"sink {delivery.sink!r}, batch {delivery.batch}: {error} The outputs of this batch are committed, so a "
+            "changed program does not change them. To deliver them, run the app once with format='jsonl' for this sink."
+        ) from error
 
 
 def file_name(delivery: Delivery, format: str) -> str:

@@ -62,22 +62,24 @@ class Running(ABC):
     """A step that was started for one batch of one partition.
 
     The task calls `run` any number of times, then `end` once, then `changes` once. After each `run` and `end` it
-    takes the side rows.
+    takes the side rows. It calls `end` and `take_side_rows` only if a subclass defines them.
     """
 
-    has_side_rows: ClassVar[bool] = False  # whether a subclass defines `take_side_rows`; else it is not called
+    acts_at_end: ClassVar[bool] = False  # whether a subclass defines `end`
+    has_side_rows: ClassVar[bool] = False  # whether a subclass defines `take_side_rows`
     closed_until: int | None = None  # how far the end of the input has closed what no watermark had closed
 
     def __init_subclass__(cls) -> None:
+        cls.acts_at_end = cls.end is not Running.end
         cls.has_side_rows = cls.take_side_rows is not Running.take_side_rows
 
     @abstractmethod
     def run(self, rows: Rows, side: int = 0) -> Rows | Iterator[Rows]:
         """Process keyed rows, in order, of one of the step's inputs, and return the outputs."""
 
-    @abstractmethod
     def end(self) -> Rows | list[Rows] | None:
         """Do what is due by now, and return its outputs; called also for a batch without rows."""
+        return None
 
     @abstractmethod
     def changes(self) -> Sequence[Change]:

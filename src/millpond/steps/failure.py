@@ -173,6 +173,15 @@ class Failures:
             }
             self.bury(letter, order)
 
+    def reporter(self, policy: OnError, step: str, rows: Rows) -> Failed:
+        """Return a function that applies a policy to single rows of `rows`."""
+
+        def report(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
+            key = None if rows.keys is None else rows.keys.of(i)
+            self.handle(policy, step, error, FailedRow(key=key, row=row, order=rows.order[i], again=again))
+
+        return report
+
     def handle_together(self, policy: OnError, step: str, error: BaseException, rows: Rows) -> None:
         """Apply a policy to all rows that a function was given at once: none of them can be blamed alone.
 

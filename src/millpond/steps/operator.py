@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Protocol
 
 from millpond.clock import Clock
 from millpond.rows.rows import Rows, Times
-from millpond.steps.failure import Failed, FailedRow, Failures, OnError
+from millpond.steps.failure import Failed, Failures, OnError
 
 
 class RunningOperator(Protocol):
@@ -58,18 +58,11 @@ class OperatorContext:
 
     def fail(self, rows: Rows, i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
         """Apply the error policy to row `i` of `rows`; `again` makes another attempt at it, if that may help."""
-        key = None if rows.keys is None else rows.keys.of(i)
-        self.failures.handle(
-            self.on_error, self.name, error, FailedRow(key=key, row=row, order=rows.order[i], again=again)
-        )
+        self.reporter(rows)(i, row, error, again)
 
-    def failing(self, rows: Rows) -> Failed:
+    def reporter(self, rows: Rows) -> Failed:
         """Return `fail` for these rows."""
-
-        def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
-            self.fail(rows, i, row, error, again)
-
-        return failed
+        return self.failures.reporter(self.on_error, self.name, rows)
 
 
 class Operator:

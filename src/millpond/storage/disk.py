@@ -8,14 +8,7 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
-from millpond.storage.base import (
-    Item,
-    check_listing,
-    check_path,
-    check_paths,
-    check_range,
-    is_path,
-)
+from millpond.storage.base import Item, check_path, check_paths, check_range, is_path
 from millpond.storage.durable import DurableWriter, as_millpond_error
 
 _NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -61,7 +54,8 @@ class LocalStorage:
 
     def get_range(self, path: str, start: int, length: int) -> bytes | None:
         file = self._file(path)
-        check_range(start, length)
+        if start < 0 or length < 0:
+            check_range(start, length)  # which raises
         try:
             with open(file, "rb") as opened:
                 size = os.fstat(opened.fileno()).st_size
@@ -80,7 +74,9 @@ class LocalStorage:
         return self._writer.create(self._file(path), data)
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Item]:
-        check_listing(prefix, after)
+        self._folder(prefix)  # both arguments are checked now, not when the first file is asked for
+        if after is not None:
+            self._file(after)
         return self._walk(f"{prefix}/" if prefix else "", after)
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -99,9 +95,9 @@ class LocalStorage:
 
         A process that is about to put a file into one of them makes the folder again.
         """
-        check_listing(prefix, None)
+        folder = self._folder(prefix)
         with suppress(OSError):  # a folder that stays does no harm
-            for name in os.listdir(os.path.join(self.root, prefix)):
+            for name in os.listdir(folder):
                 path = f"{prefix}/{name}"
                 if is_over(path):
                     with suppress(OSError):  # it is not empty, or it is a file
@@ -115,6 +111,9 @@ class LocalStorage:
         if not isinstance(path, str) or not is_path(path):
             check_path(path)
         return os.path.join(self.root, path)
+
+    def _folder(self, prefix: str) -> str:
+        return self._file(prefix) if prefix != "" else self.root
 
     def _walk(self, folder: str, after: str | None) -> Iterator[Item]:
         """Yield the files below `folder` ("" or ending in "/") after the path `after`, reading a folder at a time."""

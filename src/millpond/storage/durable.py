@@ -208,7 +208,8 @@ def as_millpond_error(
     >>> from millpond.storage.durable import as_millpond_error
     >>> as_millpond_error("state_dir /data", "written", OSError(errno.ENOSPC, "No space left on device"))
     Unavailable('state_dir /data: cannot be written: the disk is full (No space left on device). What was \
-stored before is unharmed. Free some space, or raise the quota, and run again.')
+stored before is unharmed. Free some space, or raise the quota. An app that still runs tries again by itself; \
+run it again if it has ended.')
     """
     reason = error.strerror or str(error)
     if error.filename is not None:
@@ -216,7 +217,8 @@ stored before is unharmed. Free some space, or raise the quota, and run again.')
     if error.errno in _NO_SPACE:
         return Unavailable(
             f"{label}: cannot be {verb}: the disk is full ({reason}). What was stored before is unharmed. "
-            "Free some space, or raise the quota, and run again."
+            "Free some space, or raise the quota. An app that still runs tries again by itself; run it again if it has "
+            "ended."
         )
     if error.errno in _WHAT_TO_DO:
         return InvalidUse(f"{label}: cannot be {verb} ({reason}). {_WHAT_TO_DO[error.errno]}")

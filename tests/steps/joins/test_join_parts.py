@@ -73,7 +73,7 @@ def test_the_last_cell_of_a_range_is_the_last_that_the_range_gives(tmp_path, key
     replica = Replica(tmp_path)
     cells = [b"l:3", b"r:1", b"r:3", b"r:5", b"r:7"]
     changes = [Change(k, cell, b"1", due=4) for k in (b'"a"', key, b'"z"') for cell in cells]
-    replica.apply([RecordChanges(0, {"s": sorted(changes)})])
+    replica.apply(RecordChanges(0, {"s": sorted(changes)}))
     with replica.view() as view:
         bounds = [b"a", *cells, b"r:0", b"r:2", b"r:4", b"r:8", b"z"]
         for first in bounds:

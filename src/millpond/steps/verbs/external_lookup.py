@@ -72,11 +72,11 @@ class RunningExternalLookup:
 
         If the call of the database fails, it is repeated as `on_error` says; then all rows that needed its answer fail.
         """
-        op, cache, now, failing = self._operator, self._context.cache, self._context.now, self._context.failing
+        op, cache, now, reporter = self._operator, self._context.cache, self._context.now, self._context.reporter
         rows = rows.as_objects()
-        keys, good = _keys(op, rows, failing(rows))
+        keys, good = _keys(op, rows, reporter(rows))
         rows = rows if len(good) == len(rows) else rows.pick(good)
-        failed = failing(rows)
+        failed = reporter(rows)
         wanted = dict.fromkeys(key for key in keys if key is not None)
         found = cache.get(wanted, now)
         missing = [key for key in wanted if key not in found]
@@ -89,7 +89,7 @@ class RunningExternalLookup:
                 for i in (i for i, key in enumerate(keys) if key in unknown):
                     failed(i, rows.data[i], error, None)
                 keys, rows = [keys[i] for i in left], rows.pick(left)
-                failed = failing(rows)
+                failed = reporter(rows)
             else:
                 answers = {key: _row_or_missing(fresh, key[1]) for key in missing}
                 cache.put(answers, now)

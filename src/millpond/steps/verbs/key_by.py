@@ -64,7 +64,7 @@ class RunningKeyBy:
         self._operator, self._context = operator, context
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
-        return assign_keys(self._operator, rows, self._context.failing(rows))
+        return assign_keys(self._operator, rows, self._context.reporter(rows))
 
 
 def assign_keys(op: KeyBy, rows: Rows, failed: Failed) -> Rows:

@@ -20,7 +20,6 @@ from millpond.steps.failure import (
     FAULTS,
     BadInput,
     Failed,
-    FailedRow,
     OnError,
     is_needed_again,
     own_copy,
@@ -29,7 +28,7 @@ from millpond.steps.failure import (
 from millpond.steps.joins.merge import merge_fields
 from millpond.steps.kind import Step, StoredKey
 
-On = Callable[[Any], Any]  # a row to the key that it looks up
+LookupKey = Callable[[Any], Any]  # a row to the key that it looks up
 Merge = Callable[[Any, Any], Any]
 
 MISSING: Any = object()  # no row of a table
@@ -42,7 +41,7 @@ class LookupStep(Step):
     kind: ClassVar[str] = "lookup"
 
     table: str  # the name of its step
-    on: On | None = None  # None: rows look up their own key
+    on: LookupKey | None = None  # None: rows look up their own key
     how: Literal["left", "inner"] = "left"
     merge: Merge | None = None
 
@@ -72,7 +71,7 @@ class RunningLookup(Running):
     def _look_up(self, rows: Rows) -> Rows:
         step, table = self._step, self._context.read_table
         assert table is not None
-        failed = self._failing(rows)
+        failed = self._reporter(rows)
         if self._step.on is None:
             assert rows.keys is not None
             distinct, index = rows.keys.encoded, list(rows.keys.index)
@@ -80,7 +79,7 @@ class RunningLookup(Running):
             keys, good = encode_lookup_keys(self._step.on, rows, failed)
             if len(good) < len(rows):
                 rows = rows.pick(good)
-                failed = self._failing(rows)
+                failed = self._reporter(rows)
             place = {key: i for i, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
             distinct, index = list(place), [-1 if key is None else place[key] for key in keys]
         found, decode = table(distinct), self._context.codec.decode
@@ -100,23 +99,14 @@ class RunningLookup(Running):
 
         return pair_rows(rows, right, step.how, step.merge, step.on_error, failed)
 
-    def _failing(self, rows: Rows) -> Failed:
-        def failed(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:
-            key = None if rows.keys is None else rows.keys.of(i)
-            self._context.failures.handle(
-                self._step.on_error,
-                self._step.name,
-                error,
-                FailedRow(key=key, row=row, order=rows.order[i], again=again),
-            )
-
-        return failed
+    def _reporter(self, rows: Rows) -> Failed:
+        return self._context.failures.reporter(self._step.on_error, self._step.name, rows)
 
     def changes(self) -> list[Change]:
         return []
 
 
-def encode_lookup_keys(on: On, rows: Rows, failed: Failed) -> tuple[list[bytes | None], list[int]]:
+def encode_lookup_keys(on: LookupKey, rows: Rows, failed: Failed) -> tuple[list[bytes | None], list[int]]:
     """Return the encoded key of each row, None if it looks up none, and the places of the rows that did not fail.
 
     A key that is None, or has a part that is None, matches no row of any table.

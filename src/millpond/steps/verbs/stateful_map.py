@@ -153,9 +153,6 @@ class RunningMap(Running):
             return ABSENT if old is ABSENT else DROPPED
         return self._values.pack(new, old)
 
-    def end(self) -> None:
-        return None
-
     def changes(self) -> Sequence[Change]:
         return self._values.changes()
 
@@ -219,8 +216,16 @@ def add_shape_note(error: BaseException, step: StatefulMapStep, state: Any, deco
     """Add a note to what a function raised if its state has another shape than `initial`. The traceback shows it.
 
     Such a state is allowed, so nothing is checked before. But it may come from an earlier version of the program.
+    A note at `initial` is added if the function seems to have failed on the None that a key starts with.
     """
-    if is_absent(state) or isinstance(error, MillpondError):
+    if isinstance(error, MillpondError):
+        return
+    if is_absent(state):
+        if step.initial is None and isinstance(error, TypeError | AttributeError) and "NoneType" in str(error):
+            error.add_note(
+                f"The state of this key is None, because step {step.name!r} has no initial=. Give the state that a key "
+                "starts with, such as initial=0, or let the function handle None."
+            )
         return
     with contextlib.suppress(Exception):  # `initial` is a function of the user's
         found = decode(state.data) if isinstance(state, Packed) else state

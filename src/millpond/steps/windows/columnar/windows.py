@@ -153,7 +153,7 @@ class ColumnarWindows:
         """Add rows. Return those from the first on that do not fit columns; None if all were added."""
         if rows.times is None:
             return rows
-        if rows.form not in ("arrow", "objects"):
+        if rows.form == "columns":
             rows = rows.as_objects()
         # A row of hopping windows has many places: add only so many rows at once that all places fit in memory.
         size = max(1, MAX_PLACES // -(-self._grid.size // self._grid.every))
