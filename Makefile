@@ -16,19 +16,19 @@ PYTEST := set -o pipefail && $(BIN)/python -m pytest --color=$$(test -t 2 && ech
 IN_MEMORY := export TMPDIR && TMPDIR="$$(scripts/memory)" && trap 'rm -rf "$$TMPDIR"' EXIT &&
 WITH_JAVA := export JAVA_HOME && JAVA_HOME="$$(scripts/java)" &&
 SPARK_MODULES = $(wildcard src/millpond/runtimes/spark src/millpond/runtimes/spark.py)
-# `make unit` and `make spark` spread their tests over this many processes. 0: one process, as a debugger needs it.
+# `make unit`, `make spark` and `make kafka-tests` spread their tests over this many processes. 0: one process, as a debugger needs it.
 WORKERS ?= auto
-NOT_UNIT = tests/spark tests/soak tests/chaos tests/packaging $(SPARK_MODULES)
+NOT_UNIT = tests/spark tests/kafka tests/soak tests/chaos tests/packaging $(SPARK_MODULES)
 
-# How long `make kill`, `make soak`, `make model` and `make chaos` run. `make test` runs them in a short form.
+# How long `make kill`, `make kafka-kill`, `make soak`, `make model` and `make chaos` run. `make test` runs them in a short form.
 # SEED=… repeats one random run of a soak, a model or a chaos test. With an empty SEED, as in `make test`, the seeds
 # are a fixed list.
 ROUNDS ?= 100
 MINUTES ?= 30
 SEED ?= random
 
-.PHONY: demo test lint types docs unit wheel spark kill soak model chaos chaos-spark
-.PHONY: bench bench-windows bench-columns bench-life format hooks lock upgrade clean
+.PHONY: bench bench-windows bench-columns bench-kafka bench-life format hooks lock upgrade clean
+.PHONY: demo test lint types docs unit wheel spark kafka-tests kafka kill kafka-kill soak model chaos chaos-spark
 
 demo: .venv/run.stamp
 	@$(WITH_JAVA) $(BIN)/millpond demo
@@ -40,10 +40,11 @@ test:
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory wheel
 	@$(MAKE) --no-print-directory spark
+	@$(MAKE) --no-print-directory kafka-tests
 	@$(MAKE) --no-print-directory chaos ROUNDS=0 SEED=
 	@$(MAKE) --no-print-directory soak MINUTES=2 SEED=
 	@echo
-	@for group in unit wheel spark chaos soak; do printf '%-6s' $$group; grep -E ' in [0-9.]+s' .venv/$$group.log | tail -n 1; done
+	@for group in unit wheel spark kafka chaos soak; do printf '%-6s' $$group; grep -E ' in [0-9.]+s' .venv/$$group.log | tail -n 1; done
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
@@ -74,9 +75,24 @@ spark: .venv/dev.stamp
 	@$(WITH_JAVA) $(PYTEST) -n $(WORKERS) --maxprocesses 2 --dist loadfile --no-loadscope-reorder \
 		tests/spark $(SPARK_MODULES) | tee .venv/spark.log
 
+# at most two processes, because each starts brokers; scripts/kafka downloads their jars the first time
+kafka-tests: .venv/dev.stamp
+	@$(WITH_JAVA) $(PYTEST) -n $(WORKERS) --maxprocesses 2 --dist loadfile --no-loadscope-reorder \
+		tests/kafka | tee .venv/kafka.log
+
+# a broker for trying things out, on 127.0.0.1:PORT until Ctrl-C; its data stays in build/kafka
+PORT ?= 9092
+kafka:
+	@scripts/kafka run $(PORT)
+
 # kill -9 of drivers and executors, ROUNDS times
 kill: .venv/dev.stamp
 	@$(WITH_JAVA) export MILLPOND_KILL_ROUNDS=$(ROUNDS) && $(PYTEST) tests -k kill -s --timeout=0
+
+# Kafka to Kafka: kill -9 of drivers, workers and brokers, at each step and call, ROUNDS times with other random numbers
+kafka-kill: .venv/dev.stamp
+	@$(WITH_JAVA) export MILLPOND_KAFKA_KILL_ROUNDS=$(ROUNDS) && \
+		$(PYTEST) tests/kafka/test_kafka_crashes.py tests/kafka/test_kafka_cluster.py tests/kafka/test_kafka_spark_kills.py -s --timeout=0
 
 # random actions under load, for MINUTES
 soak: .venv/dev.stamp
@@ -104,6 +120,18 @@ bench-windows: .venv/dev.stamp
 # functions over columns against functions over rows; needs no JVM
 bench-columns: .venv/dev.stamp
 	@$(BIN)/python bench --only map_batch apply_batch aggregate $(BENCH)
+
+# from Kafka to Kafka against Quix Streams; BENCH="--only kafka-once" (or kafka-latency, kafka-source) runs one part
+QUIX := build/quix-venv
+bench-kafka: .venv/dev.stamp $(QUIX)/made.stamp
+	@$(WITH_JAVA) $(BIN)/python bench $(if $(findstring --only,$(BENCH)),,--only kafka) $(BENCH)
+
+# what Millpond is compared with has an environment of its own
+$(QUIX)/made.stamp: .venv/made.stamp
+	@echo "millpond: installing Quix Streams into $(QUIX)" >&2
+	@$(BIN)/python -m venv $(QUIX)
+	@$(QUIX)/bin/python -m pip install -qq --disable-pip-version-check quixstreams==3.28.1
+	@touch $@
 
 # recovery, compaction, many keys, start-up; needs no JVM
 bench-life: .venv/dev.stamp

@@ -10,7 +10,7 @@ from hypothesis import settings
 settings.register_profile("millpond", deadline=None)
 settings.load_profile("millpond")
 
-SPARK_TESTS = Path(__file__).parent / "spark"
+MARKED_FOLDERS = {"spark": pytest.mark.spark, "kafka": pytest.mark.kafka}
 NO_SKIPS = os.environ.get("MILLPOND_NO_SKIPS", "") not in ("", "0")
 # Skips that are no failures: ../conftest.py, and conformance tests of an ability that a source need not have.
 ALLOWED_SKIPS = ("datasketches has no wheel for this Python", "this source has no ")
@@ -20,8 +20,9 @@ skipped: list[str] = []
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if SPARK_TESTS in item.path.parents:
-            item.add_marker(pytest.mark.spark)
+        for folder, mark in MARKED_FOLDERS.items():
+            if Path(__file__).parent / folder in item.path.parents:
+                item.add_marker(mark)
 
 
 # With MILLPOND_NO_SKIPS=1, as in CI, a session with skipped tests fails and lists them with their reasons.

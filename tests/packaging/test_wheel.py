@@ -23,6 +23,9 @@ ROOT = Path(__file__).parents[2]
 PROJECT: Any = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
+# The module of the package that uses the libraries of an extra.
+USERS = {"kafka": "millpond.sources.kafka", "polars": "millpond.rows.frame_kinds"}
+
 pytestmark = pytest.mark.slow
 
 # A program and its test, as in a user's own project.
@@ -114,8 +117,20 @@ def test_every_extra_installs_something() -> None:
 def test_every_extra_is_used_by_the_package() -> None:
     source = "\n".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
     libraries = [re.split(r"[^\w-]", library)[0].replace("-", "_") for each in EXTRAS.values() for library in each]
-    unused = [each for each in libraries if not re.search(rf"\bimport {each}\b|[\"']{each}[\"']", source)]
-    assert not unused, "an extra whose library nothing uses"
+    # "confluent_kafka.schema_registry" and "google.protobuf" are names of modules in quotes, too
+    unused = [each for each in libraries if not re.search(rf"\bimport {each}\b|[\"'.]{each}[\"'.]", source)]
+    assert not unused, f"an extra in pyproject.toml installs {', '.join(unused)}, which nothing in src uses"
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_code_that_uses_an_extra_is_in_the_wheel(extra: str, user_python: Path, tmp_path: Path) -> None:
+    assert extra in USERS, f"add the module that uses the extra {extra} to USERS"
+    module = USERS[extra]
+    path = ROOT / "src" / module.replace(".", "/")
+    assert path.is_dir() or path.with_suffix(".py").exists(), (
+        f"the extra {extra} in pyproject.toml is for {module}, which does not exist: write it, or change USERS"
+    )
+    run(user_python, "-c", f"import {module}", cwd=tmp_path)
 
 
 def test_an_environment_with_the_wheel_is_complete(user_python: Path, tmp_path: Path) -> None:

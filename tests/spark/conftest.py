@@ -6,13 +6,13 @@ slow files come first, so that both processes end at about the same time.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from processes import Program
 from pyspark.sql import SparkSession
+from spark_sessions import spark_session
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -26,24 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session as a user makes it, who has never heard of PYSPARK_PYTHON."""
-    os.environ.pop("PYSPARK_PYTHON", None)
-    builder = SparkSession.builder.master("local[2,4]").appName("tests")
-    for name, value in {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # starts sooner; no test measures the JVM
-        "spark.log.level": "OFF",  # what fails on purpose fails in words of ours
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-    }.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    yield session
-    session.stop()
+    with spark_session() as session:
+        yield session
 
 
 @pytest.fixture
