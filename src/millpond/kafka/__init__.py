@@ -1,0 +1,1 @@
+"""What the Kafka source and the Kafka sink share."""
