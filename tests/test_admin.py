@@ -28,7 +28,7 @@ def run(folder: Path) -> mp.App:
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_of_admin_is_on_the_app_with_the_same_arguments(verb: str) -> None:
     alias = getattr(App, ALIASES.get(verb, verb))
-    assert inspect.signature(alias) == inspect.signature(getattr(Admin, verb))
+    assert inspect.signature(alias).parameters == inspect.signature(getattr(Admin, verb)).parameters
 
 
 def test_an_action_of_admin_is_that_of_the_app(tmp_path: Path) -> None:

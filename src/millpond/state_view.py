@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +30,7 @@ from millpond.replica.lmdb_store import close_below, delete_replicas
 from millpond.replica.snapshot import Apart, CellRow, ReadView, Snapshot, SnapshotReader
 from millpond.steps.kind import Step, StoredKey
 from millpond.steps.registry import find_kind
-from millpond.steps.state.expiring import without_expired
+from millpond.steps.state.shown import shown_cells
 from millpond.storage import Storage
 
 CellValues = list[tuple[bytes, bytes]]
@@ -173,10 +173,7 @@ class StateView:
         def read(view: View) -> Iterator[CellRow]:
             if self._step is not None and info is not None and info.oldest < self._step.state.version:
                 view = self._step.upgraded_view(view, info.oldest, self._types)
-            entries = view.entries(self._name, key)
-            if not kind.can_expire:
-                return ((e.key, e.cell, e.value) for e in entries)
-            return without_expired((e for e in entries if kind.is_shown(e.cell)), round(now * 1_000_000))
+            return shown_cells(kind, view.entries(self._name, key), round(now * 1_000_000))
 
         return read
 
@@ -349,11 +346,13 @@ def forget_replicas(app: str, incarnation: str | None, place: str | None) -> Non
     delete_replicas(place or default_home(), app, incarnation)
 
 
-def forget_files(storage: Storage, app: str, before: int) -> None:
+def forget_files(storage: Storage, app: str, before: int, exclude: Container[str] = ()) -> None:
     """Delete the segments of the batches before a record; called after a clear, when no record names them."""
     paths = Paths(app)
     for folder in FOLDERS:
         old = [
-            item.path for item in storage.list(f"{paths.root}/{folder}") if (paths.batch(item.path) or before) < before
+            item.path
+            for item in storage.list(f"{paths.root}/{folder}")
+            if (paths.batch(item.path) or before) < before and item.path not in exclude
         ]
         storage.delete(old)

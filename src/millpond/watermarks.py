@@ -10,7 +10,7 @@ from typing import Any
 from millpond.errors import InvalidUse
 from millpond.log.record import Began, Record, StreamTime
 from millpond.messages import EventTime, ReadHeader
-from millpond.pipeline.graph import DeadLetters, Program, Read, SideOutput, StatefulStep
+from millpond.pipeline.graph import DeadLetters, Program, Read, SideOutput, StatefulStep, StepChanges
 from millpond.steps.base import BatchTime
 from millpond.timing import MAX_TICKS, Unit, span
 
@@ -72,6 +72,8 @@ def node_watermarks(program: Program, event_time: EventTime, times: Mapping[str,
         if clock is not None:
             time = times.get(clock[0], StreamTime())
             found.append(Watermark(time.watermark, time.unit, clock[0] in event_time.asleep))
+        elif isinstance(node.op, StepChanges):  # rows without event time
+            found.append(Watermark())
         elif isinstance(node.op, (SideOutput, DeadLetters)):
             before = found[node.inputs[0]] if node.inputs else Watermark()
             found.append(Watermark(None, before.unit))

@@ -65,6 +65,13 @@ class StreamTime(Struct, omit_defaults=True, frozen=True):
     newest: dict[str, int] = field(default_factory=dict)  # source partition → newest time
 
 
+class Published(Struct, omit_defaults=True, frozen=True):
+    """What a reader of a step's changes has been given: the state at the record `upto`, stored as `step` then."""
+
+    upto: int
+    step: str
+
+
 class Began(Struct, omit_defaults=True, frozen=True):
     """What a batch began with that the record before it does not say: quiet streams, and the end of the input.
 
@@ -110,6 +117,9 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     targets: dict[str, str] = field(default_factory=dict)  # sink → fingerprint of its target
     steps: dict[str, StepInfo] = field(default_factory=dict)
     spark: dict[str, SparkBatch] = field(default_factory=dict)
+    published: dict[str, dict[str, Published]] = field(
+        default_factory=dict
+    )  # step → sink or step that reads its changes → the state that it has been given
     manifest: Pointer | None = None  # the segments of all records up to this file's own, compacted
     floor: int = 0  # records below this one may be gone, and what only they name
     segments: Pointers = field(default_factory=dict)
@@ -163,7 +173,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
         )
 
 
-ALWAYS_CARRIED = ("app", "partitions", "floor")  # and `void`, which takes the place of `undo`
+ALWAYS_CARRIED = ("app", "partitions", "floor", "published")  # and `void`, which takes the place of `undo`
 
 CARRIED = (
     *ALWAYS_CARRIED,

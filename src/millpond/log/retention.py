@@ -17,6 +17,7 @@ from millpond.log.checked import Pointer
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import read_manifest
 from millpond.log.paths import FOLDERS
+from millpond.log.published import files_before_clear
 from millpond.log.reach import is_kept
 from millpond.log.record import Record
 from millpond.storage import Storage
@@ -205,7 +206,7 @@ def find_orphans(storage: Storage, ledger: Ledger, before: int, driver: str = ""
                 f"{storage.url}: ledger record {paths.record(number)} is missing: expected all records from "
                 f"{floor} to {newest.number}. Put it back from a copy of the state directory. No file was removed."
             )
-    needed = _needed_paths(ledger, named, floor)
+    needed = _needed_paths(ledger, named, floor) | files_before_clear(ledger, newest)
     return [
         path
         for path in listed

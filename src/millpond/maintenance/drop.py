@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millpond.errors import InvalidUse
+from millpond.log.published import after_rewrite
 from millpond.log.record import Record
 from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.stopped_app import StoppedApp, describe_amount, detect_fencing
@@ -33,7 +34,9 @@ def drop_step_state(app: StoppedApp, step: str, program: Program | None = None, 
         job.steps.pop(step, None)
     manifest = app.rewriter.rewrite(jobs, last)
     others = {name: {s: v for s, v in getattr(last, name).items() if s != step} for name in ("steps", "reached", "due")}
-    app.write("release", app.write("rewrite", last, **rewrite_fields(manifest, last, f"drop {step}", **others)))
+    published = after_rewrite(app.ledger, last, {step})
+    own = rewrite_fields(manifest, last, f"drop {step}", published=published, **others)
+    app.write("release", app.write("rewrite", last, **own))
     return text
 
 

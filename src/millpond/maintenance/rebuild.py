@@ -23,6 +23,7 @@ from millpond.log.heartbeat import seems_running
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import MANIFEST_FORMAT, Manifest, Part, Run, read_manifest, write_manifest
 from millpond.log.paths import Attempt, Paths, shadow_of
+from millpond.log.published import after_rewrite
 from millpond.log.record import Record
 from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.replay import Replay, find_history
@@ -153,6 +154,7 @@ class Rebuild:
             if self.step in getattr(shadow, name):
                 held[self.step] = getattr(shadow, name)[self.step]
         arrivals = max(last.arrivals, shadow.arrival - last.number)
+        taken["published"] = after_rewrite(self.ledger, last, {self.step})
         text = f"rebuild {self.step}"
         own = rewrite_fields(write_manifest(self.storage, path, made), last, text, arrivals=arrivals, **taken)
         app.write("release", app.write("rewrite", last, **own))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millpond.errors import InvalidUse
+from millpond.log.published import after_rewrite
 from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.stopped_app import StoppedApp, describe_amount, detect_fencing
 
@@ -20,6 +21,12 @@ def rescale_app(app: StoppedApp, partitions: int, *, dry_run: bool = False) -> s
     last = app.write("claim", last)  # right after the record that was looked at, or `Fenced`
     jobs = app.rewriter.plan_jobs(last, last, partitions=partitions)
     manifest = app.rewriter.rewrite(jobs, last)
-    own = rewrite_fields(manifest, last, f"rescale to {partitions} partitions", partitions=partitions)
+    own = rewrite_fields(
+        manifest,
+        last,
+        f"rescale to {partitions} partitions",
+        partitions=partitions,
+        published=after_rewrite(app.ledger, last),
+    )
     app.write("release", app.write("rewrite", last, **own))
     return text

@@ -35,5 +35,7 @@ def _can_have_times(graph: g.Graph, node: g.Node) -> bool:
         if each.op.sets_times or (isinstance(each.op, g.Read) and each.op.timestamp is not None):
             return True
         seen.add(each.id)
+        if isinstance(each.op, g.StepChanges):  # its rows have none, whatever those of the step have
+            continue
         to_visit.extend(i for i in each.inputs if i not in seen)
     return False

@@ -43,7 +43,7 @@ def _origin(graph: g.Graph, node: g.Node) -> RetractionOrigin | None:
         op, found = each.op, None
         if isinstance(op, g.StatefulStep) and op.step.emits_own_rows:
             found = RetractionOrigin(op.step.name, True) if op.step.retracts else None
-        elif not isinstance(op, g.SideOutput):  # which puts the rows of its step inside of others
+        elif not isinstance(op, (g.SideOutput, g.StepChanges)):  # which put rows or state of the step inside of others
             coming = [origin for i in each.inputs if (origin := origins[i]) is not None]
             found = max(coming, key=lambda origin: origin.is_certain, default=None)
             if found is not None and not op.passes_rows_unchanged:

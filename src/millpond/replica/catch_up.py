@@ -33,7 +33,7 @@ from millpond.log.segment import Change, SegmentOrigin
 from millpond.replica import folders
 from millpond.replica.cell_format import Damaged
 from millpond.replica.fill_progress import FillProgress
-from millpond.replica.lmdb_store import Changes, RecordChanges, Replaced, Stuck, build_replica, lend_replica
+from millpond.replica.lmdb_store import RecordChanges, Replaced, StepChangeRows, Stuck, build_replica, lend_replica
 from millpond.replica.view import View
 from millpond.storage import Storage
 
@@ -49,7 +49,7 @@ _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 class ChangeReader(Protocol):
     """Reads the changes that a replica applies: those of one partition, or of one table in all partitions."""
 
-    def read_manifest(self, manifest: Manifest) -> Iterator[tuple[str, Changes]]:
+    def read_manifest(self, manifest: Manifest) -> Iterator[tuple[str, StepChangeRows]]:
         """Return the state at the record of a manifest, file by file, each with its step."""
         ...
 
@@ -65,7 +65,7 @@ class PartitionChanges:
     storage: Storage
     partition: int
 
-    def read_manifest(self, manifest: Manifest) -> Iterator[tuple[str, Changes]]:
+    def read_manifest(self, manifest: Manifest) -> Iterator[tuple[str, StepChangeRows]]:
         mine = [(step, run) for step, found in manifest.runs.items() for run in found.get(self.partition, [])]
         parts = [(step, part) for step, run in mine for part in run]
         progress = FillProgress(manifest.app, self.partition, [part.file for _, part in parts])

@@ -61,7 +61,7 @@ MOST_READERS = 512
 LOCK_BYTES = 128 * (MOST_READERS + 2)  # at least what LMDB needs for its table of readers
 _META = b"position"
 
-Changes: TypeAlias = "Sequence[Change] | pa.Table"
+StepChangeRows: TypeAlias = "Sequence[Change] | pa.Table"
 
 
 class RecordChanges(NamedTuple):
@@ -71,7 +71,7 @@ class RecordChanges(NamedTuple):
     """
 
     number: int
-    changes: Mapping[str, Sequence[Change]] | Iterable[tuple[str, Changes]]
+    changes: Mapping[str, Sequence[Change]] | Iterable[tuple[str, StepChangeRows]]
     record: str = ""
     previous: str = ""
 
@@ -496,7 +496,7 @@ def _check_newest(folder: Path, number: int) -> None:
 def _report_progress(record: RecordChanges, progress: Callable[[], None]) -> RecordChanges:
     """Return the record, and call `progress()` now and at each piece of its changes."""
 
-    def report_pieces(changes: Iterable[tuple[str, Changes]]) -> Iterator[tuple[str, Changes]]:
+    def report_pieces(changes: Iterable[tuple[str, StepChangeRows]]) -> Iterator[tuple[str, StepChangeRows]]:
         for piece in changes:
             progress()
             yield piece

@@ -55,6 +55,7 @@ class Step(ABC):
     can_expire: ClassVar[bool] = False  # the state may have a TTL
     migration: ClassVar[type[Migration] | None] = None  # how the user's migrations are applied; None: not at all
     changes_rows: ClassVar[bool] = False  # the user's function is meant to change its row in place
+    shows_results: ClassVar[bool] = False  # `show` computes the value, so that other cells may show the same one
     emits_own_rows: ClassVar[bool] = False  # the outputs are rows of the step's own making, not the user's
 
     name: str

@@ -16,8 +16,6 @@ from typing import Any
 from zlib import crc32
 
 from millpond.clock import elapsed, new_id
-from millpond.codec import Unreadable
-from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed
 from millpond.log.paths import Attempt
 from millpond.log.segment import Change, SegmentOrigin, SingleCellChanges, write_state
 from millpond.messages import (
@@ -39,9 +37,9 @@ from millpond.replica.catch_up import (
 )
 from millpond.replica.cell_format import Damaged
 from millpond.replica.folders import partition_folder
-from millpond.steps.failure import Stop, unreadable_state
 from millpond.storage import Storage
 from millpond.task.batch_delivery import deliver_parcels
+from millpond.task.changelog import read_given_state
 from millpond.task.router import Router
 from millpond.task.tables import DamagedTable, TaskTables
 from millpond.task.tools import TASK_FAILURES, Tools, failure_of
@@ -134,8 +132,9 @@ class KeyedTask:
         if view.position != base:
             raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {base}")
         router = Router(self.program, context, self.stage, tools.clock, headers, self.partition)
-        router.run(view, partial(tables.reader, view), arrived)
-        changed = _changes_by_step(router)
+        read_given = partial(read_given_state, storage, self.partition, context.log.partitions)
+        router.run(view, partial(tables.reader, view), read_given, arrived)
+        changed = {step: changes for step, changes in router.changes.items() if changes}
         due = _next_due(router, view, changed)  # the view is not read after this: nothing below is of a failed attempt
         segments, attempt = {}, Attempt(context.batch, context.driver, new_id())
         for step, changes in changed.items():
@@ -163,24 +162,6 @@ def _fetch(storage: Storage, piece: ExchangePiece) -> bytes:
     if blob is None or crc32(blob) != piece.checksum:
         raise Incomplete(f"{piece.path} is {'gone' if blob is None else 'damaged'}")
     return blob
-
-
-def _changes_by_step(router: Router) -> dict[str, Sequence[Change]]:
-    """Return what has changed in the state of each step; steps without changes are left out."""
-    found = {}
-    for node, running in router.running.items():
-        name = router.step_names[node]
-        try:
-            changes = running.changes()
-        except Unreadable as error:
-            raise unreadable_state(name, error) from error
-        except (Incompatible, Corrupt):
-            raise
-        except MillpondError as error:
-            raise Stop(StepFailed(name, batch=router.context.batch, error=str(error), is_raised=False)) from error
-        if changes:
-            found[name] = changes
-    return found
 
 
 def _next_due(

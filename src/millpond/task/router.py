@@ -12,6 +12,8 @@ from typing import Any
 
 from millpond.clock import Clock
 from millpond.codec import NotEncodable, Unreadable
+from millpond.errors import Corrupt, Incompatible, MillpondError, StepFailed
+from millpond.log.segment import Change
 from millpond.messages import BatchContext, ReadHeader, TaskOutput
 from millpond.pipeline import graph as g
 from millpond.replica import View
@@ -19,10 +21,12 @@ from millpond.rows.rows import Rows, Times
 from millpond.rows.wire import Blob, unpack_in_order
 from millpond.sources.base import Chunk
 from millpond.steps.base import Running, StepContext, TableReader
-from millpond.steps.failure import Failures, any_copy, unreadable_state
+from millpond.steps.failure import Failures, Stop, any_copy, unreadable_state
 from millpond.steps.operator import OperatorContext, RunningOperator
+from millpond.steps.state.lazy_migration import UNMARKED
 from millpond.steps.verbs.key_by import KeyBy, assign_keys
 from millpond.steps.verbs.late_split import LateSplit
+from millpond.task.changelog import Changelog, ReadGiven
 from millpond.task.decode import ChunkDecoder, TimesRead
 from millpond.task.outbox import Outbox
 from millpond.task.timestamps import TimeReader
@@ -48,6 +52,7 @@ class Router:
         self._operators: dict[int, RunningOperator] = {}  # node → its operator, once it is started
         self.running: dict[int, Running] = {}  # those of them that have state
         self.step_names: dict[int, str] = {}  # node → the name of its step, for those
+        self.changes: dict[str, Sequence[Change]] = {}  # step → what has changed in its state; there after `run`
         self.partition = ""  # of the source that is being read
         self._decoders: dict[int, ChunkDecoder] = {}  # node of a stream → what decodes its chunks
         self._reading: ChunkDecoder | None = None  # of the stream that is being read
@@ -234,16 +239,23 @@ class Router:
 
     # --- steps with state ---
 
-    def run(self, view: View, tables: Callable[[str], TableReader], arrived: Mapping[int, Sequence[Blob]]) -> None:
+    def run(
+        self,
+        view: View,
+        tables: Callable[[str], TableReader],
+        read_given: ReadGiven,
+        arrived: Mapping[int, Sequence[Blob]],
+    ) -> None:
         """Run the steps of this stage over the rows that arrived at each exchange, and let them do what is due.
 
-        `tables(step)` returns the reader of a table that a task of an earlier stage has changed.
+        `tables(step)` returns the reader of a table that a task of an earlier stage has changed. `read_given` returns
+        the state that the readers of a stream of changes have been given.
         """
         self._begin(view, tables)
         for exchange, blobs in arrived.items():
             for rows in unpack_in_order(blobs, self.codec):
                 self.arrive(exchange, rows)
-        self._end()
+        self._end(view, read_given)
 
     def _begin(self, view: View, tables: Callable[[str], TableReader]) -> None:
         """Start the steps of this stage."""
@@ -272,7 +284,7 @@ class Router:
         running = self.running.get(table)
         return tables(self.program.nodes[table].name) if running is None else running.read_rows
 
-    def _end(self) -> None:
+    def _end(self, view: View, read_given: ReadGiven) -> None:
         """Let every step do what is due, once all rows have come; in the order in which rows flow."""
         for node in sorted(self.running):
             try:
@@ -284,6 +296,39 @@ class Router:
                 if rows is not None:
                     self.emit(node, rows)
             self._emit_side_rows(node)
+            self._emit_changes(node, view, read_given)
+        for node, running in self.running.items():
+            name = self.step_names[node]
+            if name not in self.changes:
+                self.changes[name] = self._take_changes(name, running)
+
+    def _take_changes(self, name: str, running: Running) -> Sequence[Change]:
+        """Return what has changed in the state of a step. Called once, when all of its rows have come."""
+        try:
+            return running.changes()
+        except Unreadable as error:
+            raise unreadable_state(name, error) from error
+        except (Incompatible, Corrupt):
+            raise
+        except MillpondError as error:
+            raise Stop(StepFailed(name, batch=self.context.batch, error=str(error), is_raised=False)) from error
+
+    def _emit_changes(self, node: int, view: View, read_given: ReadGiven) -> None:
+        """Send the changes of a step's state to the streams of `app.changes`, if there are any."""
+        streams = self.program.ports.get((node, g.CHANGES), ())
+        if not streams:
+            return
+        op, context = self.program.nodes[node].op, self.context
+        assert isinstance(op, g.StatefulStep)
+        oldest = context.event_time.details.get(op.step.name, {}).get(UNMARKED)
+        changes = self.changes[op.step.name] = self._take_changes(op.step.name, self.running[node])
+        log = Changelog(op.step, changes, view, self.codec, context.batch, context.now, oldest)
+        for stream in streams:
+            try:
+                for rows in log.rows(context.backlogs.get(stream), read_given):
+                    self.emit(stream, rows)
+            except Unreadable as error:
+                raise unreadable_state(op.step.name, error) from error
 
 
 def _raise(i: int, row: Any, error: BaseException, again: Callable[[], None] | None = None) -> None:

@@ -16,6 +16,8 @@ How = Literal["inner", "left", "right", "outer"]
 class JoinStep(Step):
     """A join of two keyed streams."""
 
+    shows_results = True
+
     how: How = "inner"
     merge: Callable[[Any, Any], Any] | None = None  # None: the output has the fields of both rows
 

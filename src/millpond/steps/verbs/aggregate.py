@@ -33,6 +33,7 @@ class AggregateStep(Step):
     kind: ClassVar[str] = "aggregate"
     can_expire = True
     emits_own_rows = True
+    shows_results = True
 
     aggregations: dict[str, Aggregation]
     takes_back: bool  # some of the rows that come may take earlier ones back

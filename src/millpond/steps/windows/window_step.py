@@ -29,6 +29,7 @@ class WindowStep(Step):
 
     kind: ClassVar[str] = "window"
     emits_own_rows = True
+    shows_results = True
 
     window: Window
     grace: Duration
