@@ -15,10 +15,11 @@ SRC = Path(__file__).parent.parent / "src"
 # against it as a user's is.
 FLOORS = [
     ("errors", "clock"),
-    ("backoff", "user_functions"),
+    ("backoff", "shares", "user_functions"),
     ("codec", "timing"),
     ("sources.base", "sinks.base", "storage"),
     ("rows",),
+    ("kafka",),
     ("log",),
     ("replica", "messages"),
     ("aggregations",),
@@ -32,7 +33,7 @@ FLOORS = [
     ("sources", "sinks", "state_view"),
     ("admin",),
     ("app",),
-    ("lowlevel",),
+    ("lowlevel", "formats"),
     ("testing",),
     ("millpond",),
     ("demo",),

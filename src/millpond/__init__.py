@@ -3,7 +3,7 @@
 The log is the truth; everything else is a replica of it.
 """
 
-from millpond import errors, lowlevel, sinks, sources, testing
+from millpond import errors, formats, lowlevel, sinks, sources, testing
 from millpond.admin import StateChange, open
 from millpond.aggregations import (
     Aggregation,
@@ -26,7 +26,7 @@ from millpond.aggregations import (
 from millpond.app import App
 from millpond.maintenance.rebuild import Difference, Rebuilt
 from millpond.maintenance.verify import Verdict
-from millpond.pipeline.epoch import epoch_ms, epoch_s
+from millpond.pipeline.epoch import epoch_ms, epoch_s, message_time
 from millpond.pipeline.keyed import JoinedStream, KeyedStream
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table
@@ -87,6 +87,7 @@ __all__ = [
     "errors",
     "external",
     "first",
+    "formats",
     "global_window",
     "hopping",
     "last",
@@ -95,6 +96,7 @@ __all__ = [
     "lowlevel",
     "max",
     "mean",
+    "message_time",
     "min",
     "open",
     "quantile",

@@ -19,6 +19,7 @@ from millpond.log.heartbeat import check_stopped
 from millpond.log.jobs import ProgressCallback
 from millpond.log.ledger import Ledger
 from millpond.log.paths import check_name
+from millpond.log.published import files_before_clear
 from millpond.log.reach import read_beside_retention
 from millpond.log.record import Record
 from millpond.log.retention import Keep, parse_keep
@@ -117,14 +118,14 @@ class Admin:
     ) -> str:
         """Go back to an earlier batch: state, positions in the sources and event time, in one commit.
 
-        The next run reads on from there. Sinks that can roll back give up what came later: at once if the program is
-        there, or else when it next starts; other sinks keep what they hold. The records between stay in the log until
-        they are pruned.
+        The next run reads on from there. It is refused if a source of the program no longer has the rows. Sinks that
+        can roll back give up what came later: at once if the program is there, or else when it next starts; other sinks
+        keep what they hold. The records between stay in the log until they are pruned.
 
         >>> import millpond as mp
         >>> def undo(app: mp.App): print(app.admin.rollback(41, dry_run=True))
         """
-        text = roll_back(self._stopped_app(progress, force), batch, dry_run=dry_run)
+        text = roll_back(self._stopped_app(progress, force), batch, dry_run=dry_run, program=self._program())
         return f"{text}; {self._roll_back_sinks(dry_run)}"
 
     def _roll_back_sinks(self, dry_run: bool) -> str:
@@ -174,7 +175,8 @@ class Admin:
         if cleared is not None:
             last, first = cleared
             forget_replicas(self.name, last.incarnation, local_dir)
-            forget_files(self._storage, self.name, before=first.number)
+            published = files_before_clear(self._ledger(), first)  # the next run says which keys are gone
+            forget_files(self._storage, self.name, before=first.number, exclude=published)
 
     def compact(
         self,

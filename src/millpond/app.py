@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Unpack
 
-from millpond.admin import Admin, AdminVerbs, AppAccess
+from millpond.admin import Admin, AdminVerbs, AppAccess, StateChange
 from millpond.clock import Clock, SystemClock
 from millpond.codec import user_types
 from millpond.codec.tagging import name_program_module
@@ -27,12 +27,14 @@ from millpond.log.paths import check_name
 from millpond.log.retention import parse_keep
 from millpond.maintenance.rebuild import Rebuilt
 from millpond.pipeline import graph as g
+from millpond.pipeline.changes import Changes
+from millpond.pipeline.epoch import MessageTime
 from millpond.pipeline.keyed import KeyedStream
 from millpond.pipeline.state_options import StateOptions, step_settings
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, check_table
 from millpond.runtimes.base import Runtime
-from millpond.sources.base import Source
+from millpond.sources.base import Source, TimedSource
 from millpond.state_view import StateView
 from millpond.steps.failure import OnError, check_on_error
 from millpond.steps.verbs.table import TableStep
@@ -98,7 +100,7 @@ class App(AdminVerbs):
         name: str,
         source: Any,
         *,
-        timestamp: str | Callable[[Any], Any] | None = None,
+        timestamp: str | Callable[[Any], Any] | MessageTime | None = None,
         disorder: str | int | timedelta = 0,
         idle_after: str | float | timedelta | None = None,
         ahead: str | int | timedelta | None = "366d",
@@ -107,13 +109,13 @@ class App(AdminVerbs):
     ) -> Stream[Any]:
         """Return a stream of the rows of a source, or of any streaming Spark DataFrame.
 
-        `timestamp` is the field or function that gives a row its event time. The watermark is the newest time so far
-        less `disorder`. A source partition that was read to its end and has been quiet for `idle_after` of the clock no
-        longer holds the watermark back; when all partitions are quiet, the watermark advances with the clock (by one
-        per second if times are whole numbers). A row whose time is more than `ahead` after the clock and after all rows
-        so far is refused: it is handled by `on_error`, or, if that is "stop" and the program reads the stream's `late`
-        rows, becomes one of those. `type` is the dataclass or Struct that rows become. `on_error` says what happens to
-        rows that fail, here and in the steps below.
+        `timestamp` is the field or function that gives a row its event time, or `mp.message_time`. The watermark is the
+        newest time so far less `disorder`. A source partition that was read to its end and has been quiet for
+        `idle_after` of the clock no longer holds the watermark back; when all partitions are quiet, the watermark
+        advances with the clock (by one per second if times are whole numbers). A row whose time is more than `ahead`
+        after the clock and after all rows so far is refused: it is handled by `on_error`, or, if that is "stop" and the
+        program reads the stream's `late` rows, becomes one of those. `type` is the dataclass or Struct that rows
+        become. `on_error` says what happens to rows that fail, here and in the steps below.
 
         >>> import millpond as mp
         >>> app = mp.App("orders")
@@ -126,6 +128,11 @@ class App(AdminVerbs):
             )
         if callable(timestamp):
             check_function(timestamp, f"stream({name!r}, timestamp)", "row")
+        if isinstance(timestamp, MessageTime) and not (isinstance(source, TimedSource) and source.has_times):
+            raise InvalidUse(
+                f"stream {name!r}: timestamp=mp.message_time needs a source whose messages have times, such as "
+                f"mp.sources.kafka(…), got {source!r}. Give the field or function that has the time."
+            )
         self._graph.claim(name, "stream")
         if timestamp is None and (disorder or idle_after is not None):
             raise InvalidUse(
@@ -258,6 +265,31 @@ class App(AdminVerbs):
             types=() if program is None else program.types,
             home=self.local_dir,
         )
+
+    def changes(self, step: str, after: int = -1) -> Changes[StateChange]:
+        """Return the changes of a step's state: an iterator that reads the log, and a stream of the program.
+
+        Iterating it yields every change within reach, one per cell, after a batch: see `Admin.changes`. Its verbs, such
+        as `to`, publish the state: one row per key and batch, `{"key", "value", "batch"}`, with the whole value of the
+        key after the batch, and None if the key is gone. The rows are outputs of the batch that made them. A stream
+        that is new publishes all state that is there first; after a rollback, a migration or a rebuild it publishes
+        the difference. The step must be in the program before.
+
+        >>> import millpond as mp
+        >>> app = mp.App("orders", state_dir="memory://")
+        >>> list(app.changes("total"))
+        []
+        >>> counts = app.stream("orders", mp.sources.rows([])).key_by("who").aggregate("count", n=mp.count())
+        >>> out = app.changes("count").to("counts", mp.sinks.memory())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("orders", [{"who": "ann"}, {"who": "bob"}, {"who": "ann"}])
+        ...     driver.send("orders", [{"who": "bob"}])
+        ...     for row in driver.output("counts"): print(row)
+        {'key': 'ann', 'value': {'n': 2}, 'batch': 1}
+        {'key': 'bob', 'value': {'n': 1}, 'batch': 1}
+        {'key': 'bob', 'value': {'n': 2}, 'batch': 2}
+        """
+        return Changes(self._graph, step, after, lambda: self.admin.changes(step, after))
 
     def rebuild(self, step: str, spark: Any = None, *, switch: bool = False, force: bool = False) -> Rebuilt:
         """Make a step's state again from the input, and compare it with the live one: see `Admin.rebuild`.

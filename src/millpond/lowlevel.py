@@ -1,8 +1,8 @@
 """What authors of sources, sinks and tools need. Programs rarely do: `import millpond as mp; mp.lowlevel.Split(…)`.
 
-    sources  Source; SnapshotSource, BoundedSource, LearningSource, WaitingSource; Split, Chunk, Limit, JsonLines,
-             BadRow
-    sinks    Sink, TableSink, FrameSink, RollbackSink, RegisteredSink; Delivery, Registration
+    sources  Source; SnapshotSource, BoundedSource, LearningSource, WaitingSource, TimedSource, AcknowledgedSource,
+             RetainedSource; Split, Chunk, Limit, JsonLines, BadRow, TooMuch
+    sinks    Sink, TableSink, FrameSink, RollbackSink, RegisteredSink, FencingSink, ChangesSink; Delivery, Registration
     apps     program, storage, run_with, Settings, Storage
 
 The docstrings of the protocols say when each method is called, how often, on which machine, and what a failure means.
@@ -20,32 +20,50 @@ from millpond.driver.loop import Settings
 from millpond.driver.settings import Hook
 from millpond.log.jobs import ProgressCallback
 from millpond.pipeline.graph import Program
-from millpond.sinks.base import Delivery, FrameSink, RegisteredSink, Registration, RollbackSink, Sink, TableSink
+from millpond.sinks.base import (
+    ChangesSink,
+    Delivery,
+    FencingSink,
+    FrameSink,
+    RegisteredSink,
+    Registration,
+    RollbackSink,
+    Sink,
+    TableSink,
+)
 from millpond.sources.base import (
+    AcknowledgedSource,
     BadRow,
     BoundedSource,
     Chunk,
     JsonLines,
     LearningSource,
     Limit,
+    RetainedSource,
     SnapshotSource,
     Source,
     Split,
+    TimedSource,
+    TooMuch,
     WaitingSource,
 )
 from millpond.storage import Storage
 
 __all__ = [
+    "AcknowledgedSource",
     "BadRow",
     "BoundedSource",
+    "ChangesSink",
     "Chunk",
     "Delivery",
+    "FencingSink",
     "FrameSink",
     "JsonLines",
     "LearningSource",
     "Limit",
     "RegisteredSink",
     "Registration",
+    "RetainedSource",
     "RollbackSink",
     "Settings",
     "Sink",
@@ -54,6 +72,8 @@ __all__ = [
     "Split",
     "Storage",
     "TableSink",
+    "TimedSource",
+    "TooMuch",
     "WaitingSource",
     "program",
     "run_with",

@@ -7,10 +7,12 @@ from typing import Any
 
 from millpond.errors import MillpondError
 from millpond.log.checked import Pointer
+from millpond.log.manifest import Run
 from millpond.log.point import LogPoint, SegmentsByStep
 from millpond.log.record import Pointers, StreamTime
 from millpond.sinks.base import Delivery
 from millpond.sources.base import Split
+from millpond.sources.base import TooMuch as TooMuch
 from millpond.timing import Unit
 
 
@@ -43,6 +45,22 @@ class Parcel:
 
 
 @dataclass(frozen=True)
+class StoredState:
+    """The state of a step at a record, as files of the log."""
+
+    partitions: int
+    files: dict[int, tuple[list[Run], list[Pointer]]]  # partition → runs, and later segments
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What a stream of changes publishes in a batch besides the changes: the state that its readers do not have."""
+
+    given: tuple[StoredState, ...] = ()  # what readers have been given: keys that are gone since are published as None
+    can_compare: bool = False  # all readers have been given the same, so that keys which are as they were are left out
+
+
+@dataclass(frozen=True)
 class BatchContext:
     """What every task of one batch is given, the same for all of them."""
 
@@ -56,6 +74,7 @@ class BatchContext:
     event_time: EventTime = field(default_factory=EventTime)
     table_changes: Pointers = field(default_factory=dict)  # table → partition → changes of the batch's earlier stages
     is_read_ahead: bool = False  # the batch before it is not done: `event_time` is as that one begins
+    backlogs: dict[int, Backlog] = field(default_factory=dict)  # node of a stream of changes → what readers lack
     parcels: tuple[Parcel, ...] = ()  # outputs of the batch before, which the tasks of the first stage deliver
 
 
@@ -149,10 +168,6 @@ class TooSoon(MillpondError):
 
 class Incomplete(Exception):
     """A keyed task did not get all rows of one attempt of a reading task: the batch is run again."""
-
-
-class TooMuch(MillpondError):
-    """One reading task produced more than can be moved at once: the batch is planned again, smaller."""
 
 
 class TooManyRows(TooMuch):

@@ -26,13 +26,16 @@ from millpond.steps.failure import FAULTS
 from millpond.storage import Storage
 
 
-def parcels_of(record: Record, sink: str) -> list[Parcel]:
-    """Return the deliveries of one sink in one record, one for each partition that has outputs for it."""
-    outputs = record.outputs.get(sink, {})
+def parcels_of(record: Record, sink: str, claim: tuple[int, str] | None = None) -> list[Parcel]:
+    """Return the deliveries of one sink in one record, one for each partition that has outputs for it.
+
+    `claim` is that of the driver that makes them.
+    """
+    outputs, attempt = record.outputs.get(sink, {}), record.delivery_attempt
     return [
         Parcel(
             sink,
-            Delivery(record.app, record.incarnation, sink, record.number, partition, record.delivery_attempt),
+            Delivery(record.app, record.incarnation, sink, record.number, partition, attempt, claim),
             tuple(outputs[partition]),
         )
         for partition in sorted(outputs)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Self
 
@@ -22,6 +23,7 @@ from millpond.backoff import Backoff
 from millpond.clock import Clock
 from millpond.driver.delivery import DeliveryWorker
 from millpond.driver.owner import Owner
+from millpond.driver.patience import Patience, StoppedWaiting
 from millpond.driver.planning import (
     BatchPlan,
     BatchRequest,
@@ -47,7 +49,7 @@ from millpond.messages import EventTime, TooManyRows, TooMuch, TooSoon
 from millpond.pipeline.graph import Program
 from millpond.pipeline.phases import phases
 from millpond.runtimes.base import Runtime
-from millpond.sources.base import LearningSource, Limit, WaitingSource
+from millpond.sources.base import AcknowledgedSource, LearningSource, Limit, WaitingSource
 from millpond.storage import Storage
 from millpond.watermarks import Quiet, SourceAnswers, is_due
 
@@ -78,6 +80,12 @@ class Driver:
         self._quiet = Quiet(2 * settings.every)
         self._bootstrap = TableBootstrap(program, clock.monotonic()) if phases(program) else None
         self._ahead = ReadAhead(program, runtime)
+        self._acknowledged: dict[str, AcknowledgedSource] = {}
+        for stream in program.reads:
+            source: object = source_of(program, stream)
+            if isinstance(source, AcknowledgedSource):
+                self._acknowledged[stream] = source
+        self._patience = Patience(program.app, controls.stop or threading.Event(), owner.check)
         self.compactor = Compactor(
             owner.id,
             owner.ledger,
@@ -115,10 +123,12 @@ class Driver:
         try:
             with owner.detect_fencing():
                 driver._rewrite_state(controls.progress)
+                owner.find_backlogs()
                 driver.positions = positions_of(storage, driver.last)
                 check_streams(program, driver.positions)
                 driver._deliver_open()
                 driver.compactor.begin(driver.last)
+                driver._acknowledge_sources(driver.positions)
         except BaseException:
             driver.close()
             raise
@@ -165,7 +175,10 @@ class Driver:
         `final` states that the input has ended: open windows close and timers fire.
         """
         with self.owner.detect_fencing():
-            return self._batch(limit, final)
+            try:
+                return self._batch(limit, final)
+            except StoppedWaiting:
+                return False
 
     def _batch(self, limit: Limit, final: bool) -> bool:
         self._most, self._limit = limit, self._next_limit(limit)
@@ -176,7 +189,9 @@ class Driver:
         computed = self._compute(plan)
         self._note_read(sum(computed.rows.values()), sum(computed.read_bytes.values()))
         is_empty = not (computed.positions or computed.rows or computed.segments or computed.outputs)
-        if is_empty and not plan.offers:  # there was only half a line; an offer is accepted even without rows
+        # If it is empty, there was only half a line. An offer is accepted even without rows, and what the readers of
+        # changes have been given is recorded even if it was nothing.
+        if is_empty and not plan.offers and not self.owner.backlogs:
             return self._is_phase_over(plan) and self._batch(limit, final)
         record = self._commit(plan, computed)
         self._deliver(record)
@@ -212,7 +227,9 @@ class Driver:
         for offer in plan.known:  # committed by the last driver before it died: only Spark does not know it yet
             self.runtime.accept(offer)
         self._at("plan", "after")
-        if plan.planned or plan.offers or is_due(self.program, plan.event_time, self.last.due, plan.now):
+        if plan.planned or plan.offers or self.owner.backlogs:
+            return plan
+        if is_due(self.program, plan.event_time, self.last.due, plan.now):
             return plan
         return None
 
@@ -227,7 +244,7 @@ class Driver:
             read = self._ahead.take(self.last.number + 1, self.positions)
             if read is not None:
                 return replace(read, now=now)
-        return self._ask_sources(BatchRequest(self.positions, limit, self._most.rows, now, only))
+        return self._ask_patiently(BatchRequest(self.positions, limit, self._most.rows, now, only))
 
     def _event_time(self, plan: BatchPlan, final: bool) -> EventTime:
         """Return the event time that the batch begins with: that of the record, or of the clock for quiet streams."""
@@ -238,16 +255,24 @@ class Driver:
 
     def _compute(self, plan: BatchPlan) -> Computed:
         self._at("compute", "before")
-        for attempt in range(1, MOST_BATCH_ATTEMPTS + 1):
+        attempt = 0
+        while attempt < MOST_BATCH_ATTEMPTS:
+            attempt += 1
             try:
                 computed = self._attempt(plan)
                 if computed is not None:
+                    if self._patience.attempts:
+                        self._patience.end()
                     self._at("compute", "after")
                     return computed
             except JobLost as error:
                 if attempt == MOST_BATCH_ATTEMPTS:
                     raise Unavailable(f"app {self.program.app!r}: a batch failed {attempt} times: {error}") from error
             except TooSoon:
+                continue
+            except Unavailable as error:
+                self._patience.wait(error)
+                attempt = 0
                 continue
             except TooManyRows as error:
                 self._plan_fewer_rows(plan, error, attempt)
@@ -271,7 +296,7 @@ class Driver:
         """Ask the sources for the batch again, and return whether their plan is another one now."""
         before = [item.split for item in plan.planned]
         request = BatchRequest(self.positions, self._limit, self._most.rows, plan.now, plan.only, plan)
-        again = self._ask_sources(request)
+        again = self._ask_patiently(request)
         plan.planned = again.planned
         return [item.split for item in again.planned] != before
 
@@ -297,6 +322,18 @@ class Driver:
         self._limit = self._most
         self._unlimited.add(error.stream)
         self._plan_again(plan)
+
+    def _ask_patiently(self, request: BatchRequest) -> BatchPlan:
+        """Ask the sources what to read next, and wait for one that is unavailable."""
+        while True:
+            try:
+                plan = self._ask_sources(request)
+            except Unavailable as error:
+                self._patience.wait(error)
+            else:
+                if self._patience.attempts:
+                    self._patience.end()
+                return plan
 
     def _ask_sources(self, request: BatchRequest) -> BatchPlan:
         """Ask the sources what to read next after some positions."""
@@ -367,7 +404,18 @@ class Driver:
         for offer in plan.offers:
             self.runtime.accept(offer)
             self._at("acknowledge", "during")
+        self._acknowledge_sources({item.stream for item in plan.planned})
         self._at("acknowledge", "after")
+
+    def _acknowledge_sources(self, streams: Iterable[str]) -> None:
+        """Tell the sources of some streams, for others that ask them, how far the app has read."""
+        for stream in streams:
+            source = self._acknowledged.get(stream)
+            if source is not None:
+                try:
+                    source.acknowledge(self.program.app, self.positions.get(stream, {}))
+                except Exception as error:
+                    log.warning("%s: stream %r: its position was not acknowledged: %s", self.program.app, stream, error)
 
     def _tidy(self) -> None:
         self._at("tidy", "before")

@@ -32,6 +32,7 @@ NO_SINK_ERRORS: SinkErrors = MappingProxyType({})
 LONGEST_ATTACHED = 0.1  # seconds that a task delivers, if that is more than half of its time
 LONGEST_ANNOUNCEMENT = 0.05  # seconds
 SENT_AFTER_SLOW = 50  # records
+LOG_EVERY = 60.0  # seconds between two warnings about the same sink
 LARGEST_LAG = 2  # records that may wait for delivery before the next commit waits, too
 
 
@@ -60,13 +61,14 @@ class DeliveryWorker:
         stop: threading.Event,
     ) -> None:
         self._program, self._runtime, self._owner, self._during = program, runtime, owner, during
-        self._codec = Codec(program.types)
+        self._codec, self._claim = Codec(program.types), owner.targets.claim
         self.delivered = dict(owner.last.deliveries)
         self._queue: queue.Queue[tuple[Record, SinkErrors] | None] = queue.Queue(maxsize=LARGEST_LAG)
         self.attached: Record | None = None
         self._sent = -1  # the newest record that was sent
         self._slow_until = 0  # records before this number are sent, because one before them was slow
         self._error: BaseException | None = None
+        self._warned: dict[str, float] = {}  # sink → when its last warning was logged
         self._stop = stop
         self._is_hurried = self._is_closing = False
         self._thread = threading.Thread(target=self._work, name="millpond-delivery", daemon=True)
@@ -169,7 +171,7 @@ class DeliveryWorker:
             parcel
             for name, sink in self._program.sinks.items()
             if sink.where != "nowhere" and self.delivered.get(name, -1) < record.number
-            for parcel in parcels_of(record, name)
+            for parcel in parcels_of(record, name, self._claim)
         ]
 
     # ---
@@ -195,21 +197,25 @@ class DeliveryWorker:
 
     def deliver_to(self, name: str, record: Record, failure: MillpondError | None = None) -> None:
         """Deliver one record to one sink, whatever is known to be delivered."""
-        sink, parcels = self._program.sinks[name], parcels_of(record, name)
+        sink, parcels = self._program.sinks[name], parcels_of(record, name, self._claim)
         if parcels and sink.where != "nowhere":
             self._deliver_with_retries(record, sink, parcels, failure)
 
     def _deliver_with_retries(
         self, record: Record, sink: Sink, parcels: list[Parcel], failure: MillpondError | None
     ) -> None:
-        name, attempt, lost_jobs = parcels[0].sink, 0, 0
+        name, attempt, lost_jobs, began = parcels[0].sink, 0, 0, elapsed()
         while True:
             attempt += 1
             try:
                 if attempt == 1 and failure is not None:
                     raise failure
                 self._owner.announce(name, record)
-                return self._deliver_once(sink, parcels)
+                self._deliver_once(sink, parcels)
+                if elapsed() - began > LOG_EVERY:
+                    seconds = elapsed() - began
+                    log.warning("%s: sink %r goes on after %.0f s", self._program.app, name, seconds)
+                return
             except RuntimeGone:
                 raise
             except Unavailable as error:
@@ -223,8 +229,15 @@ class DeliveryWorker:
                     where = f"sink {name!r}, batch {record.number}"
                     raise Unavailable(f"{where}: {lost_jobs} deliveries failed: {error}") from error
                 wait, why = RETRIES.pause(attempt), str(error)
-            log.warning("%s: sink %r is asked again in %.1f s: %s", self._program.app, name, wait, why)
+            self._warn(name, f"is asked again in {wait:.1f} s: {why}")
             self._pause(wait)
+
+    def _warn(self, name: str, text: str) -> None:
+        """Log a warning about a sink, at most once a minute."""
+        now = elapsed()
+        if now - self._warned.get(name, -LOG_EVERY) >= LOG_EVERY:
+            self._warned[name] = now
+            log.warning("%s: sink %r %s", self._program.app, name, text)
 
     def _deliver_once(self, sink: Sink, parcels: list[Parcel]) -> None:
         storage = self._owner.storage

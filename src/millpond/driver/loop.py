@@ -13,6 +13,7 @@ from millpond.backoff import Backoff
 from millpond.clock import Clock
 from millpond.driver.commit import Driver
 from millpond.driver.heartbeat_thread import HeartbeatThread
+from millpond.driver.patience import Patience, StoppedWaiting
 from millpond.errors import Fenced, MillpondError, StepFailed, Unavailable
 from millpond.log.record import Record
 from millpond.sources.base import Limit
@@ -65,8 +66,9 @@ def run_driver(make: Callable[[], Driver], settings: Settings, stop: threading.E
     for attempt in range(settings.restarts + 1):
         try:
             app = _run_once(make, settings, stop, clock, totals)
-            how = "has stopped" if stop.is_set() else "has caught up"
-            run_log.info("app %r %s: %s, %.1f s", app, how, totals, clock.monotonic() - began)
+            if app is not None:
+                how = "has stopped" if stop.is_set() else "has caught up"
+                run_log.info("app %r %s: %s, %.1f s", app, how, totals, clock.monotonic() - began)
             return
         except (StepFailed, Unavailable) as error:
             if attempt == settings.restarts or stop.is_set():
@@ -78,9 +80,11 @@ def run_driver(make: Callable[[], Driver], settings: Settings, stop: threading.E
 
 def _run_once(
     make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock, totals: RunTotals
-) -> str:
-    """Run a driver until it ends, and return the name of its app."""
-    driver = make()
+) -> str | None:
+    """Run a driver until it ends, and return the name of its app; None if it was stopped before it had started."""
+    driver = _start(make, stop)
+    if driver is None:
+        return None
     with HeartbeatThread(driver.storage, driver.owner, clock) as beating:
         try:
             _run_batches(driver, beating.lost, settings, stop, clock, totals)
@@ -97,6 +101,22 @@ def _run_once(
             raise
         finally:
             driver.close()
+
+
+def _start(make: Callable[[], Driver], stop: threading.Event) -> Driver | None:
+    """Start a driver, and wait for targets that are unavailable; None if the app is asked to stop meanwhile."""
+    patience = Patience("start", stop)
+    while True:
+        try:
+            driver = make()
+        except Unavailable as error:
+            try:
+                patience.wait(error)
+            except StoppedWaiting:
+                return None
+        else:
+            patience.end()
+            return driver
 
 
 def _run_batches(

@@ -11,6 +11,7 @@ import msgspec
 
 from millpond.clock import Clock, new_id
 from millpond.codec import Codec
+from millpond.driver.backlog import find_backlogs, published_at
 from millpond.driver.schema_change import Adaptation, check_steps, describe_steps, plan_adaptation, step_details
 from millpond.driver.settings import DriverSettings
 from millpond.driver.targets import Targets
@@ -18,9 +19,10 @@ from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, Fenced, Incompatible
 from millpond.log.ledger import Ledger, check_writable
 from millpond.log.point import LogPoint
+from millpond.log.published import after_rewrite
 from millpond.log.record import FORMAT, Kind, Record, StepInfo
 from millpond.log.rewrite import Rewriter, rewrite_fields
-from millpond.messages import BatchContext, EventTime
+from millpond.messages import Backlog, BatchContext, EventTime
 from millpond.parcels import read_parcel
 from millpond.pipeline.graph import Program
 from millpond.storage import Storage
@@ -41,6 +43,8 @@ class Owner:
         self.storage, self.clock = ledger.storage, ledger.clock
         self.ledger, self.targets = ledger, targets
         self._program = program
+        self.backlogs: dict[int, Backlog] = {}  # what streams of changes publish with the next batch
+        self._publishes = False  # whether the readers of changes have been given the state at `last`
         self._steps: dict[str, StepInfo] = {}  # in the record that this driver wrote last
 
     @classmethod
@@ -139,6 +143,12 @@ class Owner:
         )  # records below were delivered and may be removed
         return list(self.ledger.between(oldest, self.last.number))
 
+    def find_backlogs(self) -> None:
+        """Find out which state the readers of changes lack. Called before the first batch, after all rewrites."""
+        if self._program.change_readers or self.last.published:
+            self.backlogs = find_backlogs(self._program, self.ledger, self.last)
+            self._publishes = True
+
     def rewrite(self, what: Adaptation, rewriter: Rewriter) -> Record:
         """Move, rename and migrate the state as the program needs it, in one commit."""
         before = self.last
@@ -156,12 +166,17 @@ class Owner:
                 if old in held:
                     held[new] = held.pop(old)
         partitions = what.partitions or before.partitions
-        own = rewrite_fields(manifest, before, what.why, partitions=partitions, steps=steps, **renamed)
+        published = after_rewrite(self.ledger, before, what.upgrades, what.names)
+        own = rewrite_fields(
+            manifest, before, what.why, partitions=partitions, steps=steps, published=published, **renamed
+        )
         return self.write("rewrite", dict(before.deliveries), **own)
 
     def write(self, kind: Kind, delivered: dict[str, int], **own: Any) -> Record:
         """Write the next record, with what has been delivered by now; `Fenced` if another driver has written it."""
         last = self.last
+        if self._publishes and (kind == "commit" or not self.backlogs):
+            own["published"] = published_at(self._program, last, last.number + 1)
         record = last.followed_by(
             kind,
             **{
@@ -169,16 +184,22 @@ class Owner:
                 "deliveries": {sink: delivered[sink] for sink in self._program.sinks},
                 # This driver has made deliveries void in its sinks when it started.
                 "void": self._void,
-                "targets": {**last.targets, **self.targets.fingerprints},
+                "targets": {**self._targets_of_others(), **self.targets.fingerprints},
                 "steps": self._next_steps(),
                 **own,
             },
         )
         self.last = self.ledger.append(record, last)
+        if kind == "commit":
+            self.backlogs = {}
         self._point = self._point.followed_by(self.last, SENT_RECORDS)
         if self.last.steps is not last.steps:
             self._details = step_details(self._program, self.last)
         return self.last
+
+    def _targets_of_others(self) -> dict[str, str]:
+        """Return the targets of sinks that are not in this program. A sink without a register has no target."""
+        return {sink: target for sink, target in self.last.targets.items() if sink not in self._program.sinks}
 
     def check_ownership(self) -> None:
         """Raise `Fenced` if another driver has claimed the app. Costs two reads; may be called from any thread."""
@@ -237,6 +258,7 @@ class Owner:
             state_url=self.storage.url,
             home=home,
             event_time=replace(event_time, reached=last.reached, details=self._details),
+            backlogs=self.backlogs,
         )
 
     def _next_steps(self) -> dict[str, StepInfo]:

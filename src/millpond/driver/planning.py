@@ -11,6 +11,7 @@ from millpond.log.record import Record
 from millpond.messages import BatchContext, EventTime, PlannedSplit
 from millpond.pipeline.graph import Node, Program, Read
 from millpond.runtimes.base import Offer, Reading, Runtime
+from millpond.shares import allot_rows
 from millpond.sources.base import LearningSource, Limit, SnapshotSource, Source, Split
 
 SMALLEST_TASK_BYTES = 256 * 1024  # less is not worth a second task
@@ -57,7 +58,7 @@ def plan_streams(program: Program, runtime: Runtime, last: Record, request: Batc
     ours = {name: op.source for name, op in own.items() if isinstance(op.source, Source)}
     splits = {name: source.plan(positions.get(name, {}), limit, now) for name, source in ours.items()}
     wanted = {name: most_rows(found, limit.rows) for name, found in splits.items() if found}
-    parts = allot_rows(wanted, limit.rows)
+    parts = wanted if sum(wanted.values()) <= limit.rows else allot_rows(wanted, limit.rows)
     planned: list[PlannedSplit] = []
     full: set[str] = set()  # streams that may have more rows than the batch
     for name, part in parts.items():
@@ -148,19 +149,6 @@ def _may_join(before: PlannedSplit, item: PlannedSplit) -> bool:
     one, other = before.split, item.split
     is_next = (one.place, one.partition, one.stop) == (other.place, other.partition, other.start)
     return other.may_join and is_next and before.stream == item.stream and one.detail == other.detail
-
-
-def allot_rows(wanted: Mapping[str, int], rows: int) -> dict[str, int]:
-    """Return how many rows of a batch each stream may have: what it wants, or an equal part of what is left.
-
-    >>> allot_rows({"a": 10, "b": 500, "c": 900}, 1000)
-    {'a': 10, 'b': 495, 'c': 495}
-    """
-    found, left = {}, rows
-    for count, name in enumerate(sorted(wanted, key=lambda name: wanted[name])):
-        found[name] = min(wanted[name], max(1, left // (len(wanted) - count)))
-        left -= found[name]
-    return found
 
 
 def most_rows(splits: Sequence[Split], rows: int) -> int:

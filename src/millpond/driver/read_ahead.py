@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from millpond.driver.planning import BatchPlan, Positions, group_splits
+from millpond.errors import Unavailable
 from millpond.messages import BatchContext, ReadHeader, ReadProgress
 from millpond.pipeline.graph import Program, Read
 from millpond.runtimes.base import Reading, Runtime
@@ -68,7 +69,10 @@ class ReadAhead:
         if progress is None:
             return
         after = advance_positions(positions, progress)
-        following = next_plan(after)
+        try:
+            following = next_plan(after)
+        except Unavailable:  # the next batch waits for its source, this one need not
+            return
         if not following.planned:
             return
         log = replace(context.log, number=context.log.number + 1)

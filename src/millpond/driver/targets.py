@@ -24,7 +24,7 @@ from millpond.log.record import Record
 from millpond.messages import Parcel
 from millpond.parcels import parcels_of
 from millpond.pipeline.graph import Program
-from millpond.sinks.base import Delivery, RegisteredSink, Registration
+from millpond.sinks.base import Delivery, FencingSink, RegisteredSink, Registration
 
 log = logging.getLogger("millpond")
 
@@ -55,6 +55,7 @@ class Targets:
         ] = {}  # entries that the ledger does not contain and the user accepts
         self._known: dict[str, Registration] = {}  # the entry that this driver wrote last
         self._lost: dict[str, list[Record]] = {}
+        self._fenced: dict[str, int] = {}  # the partitions of targets that refuse older claims by themselves
         for name in self._accept | self._take_back:
             if name not in self._sinks:
                 able = ", ".join(sorted(self._sinks)) or "none"
@@ -66,12 +67,19 @@ class Targets:
             both = ", ".join(sorted(self._accept & self._take_back))
             raise InvalidUse(f"run(accept=, take_back=): expected each sink in one of them, got {both} in both")
 
+    @property
+    def claim(self) -> tuple[int, str] | None:
+        """The number and attempt id of this driver's claim, which deliveries carry; None before it has begun."""
+        return None if self._claim is None else (self._claim.number, self._claim.attempt)
+
     def check(self, last: Record | None) -> None:
         """Raise `Incompatible` if a target is ahead of the ledger. Called before the claim: nothing is changed."""
         if last is None:
             return
         for name, sink in self._sinks.items():
-            foreign = self._foreign_among(sink.registrations(last.app, last.incarnation, name))
+            entries = sink.registrations(last.app, last.incarnation, name)
+            self._check_emptied(name, entries, last)
+            foreign = self._foreign_among(entries)
             if foreign and name not in self._accept | self._take_back:
                 raise self._ahead_error(name, foreign, last.number)
 
@@ -102,6 +110,9 @@ class Targets:
             elif foreign and name not in self._accept:
                 raise self._ahead_error(name, foreign, claim.number)
             self._check_order(name, ours)
+            if isinstance(sink, FencingSink):  # first: nothing of an older driver changes any more
+                self._check_emptied(name, entries, claim)
+                self._fence(name, sink, claim.partitions)
             if ours:
                 self._announced[name] = max(entry.batch for entry in ours)
                 again[name] = self._rolled_back_since(self._announced[name], claim)
@@ -156,7 +167,11 @@ class Targets:
         for name, sink in self._sinks.items():
             if sink.registrations(record.app, incarnation, name):
                 claim, attempt = record.number, record.attempt
-                sink.register(Registration(record.app, incarnation, name, claim, attempt, claim, attempt))
+                entry = Registration(record.app, incarnation, name, claim, attempt, claim, attempt)
+                if isinstance(sink, FencingSink):
+                    sink.fence(entry, record.partitions)
+                else:
+                    sink.register(entry)
 
     @property
     def lost(self) -> list[tuple[str, Record]]:
@@ -172,9 +187,16 @@ class Targets:
     def announce(self, name: str, record: Record) -> None:
         """Register the record that is delivered next.
 
-        Raises if another driver or another copy of the app has registered, or if the target was replaced."""
+        Raises if another driver or another copy of the app has registered, or if the target was replaced. A target that
+        refuses older claims by itself is only asked whether it was replaced.
+        """
         sink, claim = self._sinks.get(name), self._claim
         if sink is None or claim is None:
+            return
+        if isinstance(sink, FencingSink) and name in self._known:
+            if record.partitions > self._fenced.get(name, 0):
+                self._fence(name, sink, record.partitions)
+            sink.check_target(self._known[name])
             return
         entries = sink.registrations(record.app, record.incarnation, name)
         known = self._known.get(name)
@@ -199,7 +221,7 @@ class Targets:
         gone, were removed by a reader of the target, and are not written again.
         """
         ahead = {name for name, foreign in self._foreign.items() if foreign}
-        looking = set(self._sinks) - self._accept | ahead
+        looking = self._sinks_to_check(last, ahead)
         emptied = {n for n in looking - self._announced.keys() - ahead if self._is_same_target(n, last)}
         for name in looking & self._announced.keys():
             self._check_announced(name, last)
@@ -241,6 +263,14 @@ class Targets:
         self._log_lost(gone, last)
         return {name: records[::-1] for name, records in gone.items()}
 
+    def _sinks_to_check(self, last: Record, ahead: set[str]) -> set[str]:
+        """Return the sinks whose targets may have lost deliveries.
+
+        What a topic has taken since another sink, without a register, delivered to it is not known.
+        """
+        looking = set(self._sinks) - self._accept | ahead
+        return {n for n in looking if self._is_same_target(n, last) or not isinstance(self._sinks[n], FencingSink)}
+
     def _log_lost(self, gone: dict[str, list[Record]], last: Record) -> None:
         for name, records in gone.items():
             log.warning(
@@ -280,6 +310,20 @@ class Targets:
         newest = last.newest_outputs.get(name, -1)
         if announced < newest <= last.deliveries.get(name, -1) and announced + 1 < floor:
             raise self._behind_error(name, announced + 1, floor - 1, last)
+
+    def _check_emptied(self, name: str, entries: Sequence[Registration], last: Record) -> None:
+        """Raise `Incompatible` if a target may still hold what it does not remember: it is not delivered twice."""
+        sink, newest = self._sinks[name], last.newest_outputs.get(name)
+        if entries or newest is None or name in self._accept or not isinstance(sink, FencingSink):
+            return
+        if not self._is_same_target(name, last) or sink.is_emptied(last.app, last.incarnation, name):
+            return
+        raise Incompatible(
+            f"sink {name!r}: {sink.target} has messages, and its register knows no driver of app {last.app!r}, which "
+            f"has delivered batches up to {min(newest, last.deliveries.get(name, newest))}: the register was deleted, "
+            f"or another app of this name has taken it over. Put the register back, or go on: run(accept=[{name!r}]), "
+            f"or --accept {name}, delivers what follows; what the last run delivered last may then be there twice."
+        )
 
     def _behind_error(self, name: str, first: int, end: int, last: Record) -> Incompatible:
         return Incompatible(
@@ -329,14 +373,24 @@ class Targets:
         sink.forget([*older, *self._foreign[name]])
         self._foreign[name] = []
 
-    def _write(self, name: str, sink: RegisteredSink, record: Record) -> None:
+    def _fence(self, name: str, sink: FencingSink, partitions: int) -> None:
+        """Let the target refuse all older claims."""
         claim = self._claim
         assert claim is not None
-        entry = Registration(
-            record.app, record.incarnation, name, claim.number, claim.attempt, record.number, record.attempt
-        )
+        sink.fence(self._entry_of(name, claim), partitions, self._foreign.get(name, ()))
+        self._fenced[name] = partitions
+
+    def _write(self, name: str, sink: RegisteredSink, record: Record) -> None:
+        entry = self._entry_of(name, record)
         sink.register(entry)
         self._known[name] = entry
+
+    def _entry_of(self, name: str, record: Record) -> Registration:
+        claim = self._claim
+        assert claim is not None
+        return Registration(
+            record.app, record.incarnation, name, claim.number, claim.attempt, record.number, record.attempt
+        )
 
     def _ahead_error(self, name: str, foreign: list[Registration], newest: int) -> Incompatible:
         found = max(foreign, key=lambda entry: (entry.batch, entry.claim))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from millpond.driver.planning import source_of
+from millpond.driver.results import positions_of
 from millpond.driver.targets import Targets
 from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, InvalidUse
@@ -18,14 +20,20 @@ from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.stopped_app import StoppedApp, detect_fencing, position_files
 from millpond.maintenance.void_outputs import with_ranges
 from millpond.pipeline.graph import Program
+from millpond.sources.base import RetainedSource
 
 
 @detect_fencing
-def roll_back(app: StoppedApp, batch: int, *, dry_run: bool = False) -> str:
-    """Go back to an earlier batch: state, positions and event time as they were when it had been committed."""
+def roll_back(app: StoppedApp, batch: int, *, dry_run: bool = False, program: Program | None = None) -> str:
+    """Go back to an earlier batch: state, positions and event time as they were when it had been committed.
+
+    With the program, its sources are asked first whether they still have the rows after that batch.
+    """
     last = app.newest("rollback")
     target = app.find_batch(batch, last)
     _check_target(app, target, last)
+    if program is not None:
+        _check_sources(app, program, target, last)
     text = f"from batch {last.number} back to batch {target.number}; the records between are kept aside"
     if dry_run:
         return text
@@ -99,6 +107,24 @@ def _check_target(app: StoppedApp, target: Record, last: Record) -> None:
             f"rollback: outputs up to batch {target.number} were not delivered to {', '.join(undelivered)} yet. Run "
             "the app once, which delivers them; nothing was changed."
         )
+
+
+def _check_sources(app: StoppedApp, program: Program, target: Record, last: Record) -> None:
+    """Raise `InvalidUse` if a source no longer has the rows that came after a batch."""
+    found: dict[str, object] = {stream: source_of(program, stream) for stream in program.reads}
+    asked = {stream: source for stream, source in found.items() if isinstance(source, RetainedSource)}
+    if not asked:
+        return
+    reached = positions_of(app.storage, target)
+    for stream, newest in positions_of(app.storage, last).items():
+        if (source := asked.get(stream)) is not None:
+            try:
+                source.check_retained(reached.get(stream, {}), newest)
+            except InvalidUse as error:
+                raise InvalidUse(
+                    f"rollback to batch {target.number}: stream {stream!r}: {error} Choose a later batch; nothing was "
+                    "changed."
+                ) from error
 
 
 def _has_undelivered(ledger: Ledger, sink: str, delivered: int, target: Record, last: Record) -> bool:

@@ -1,4 +1,4 @@
-"""`timestamp=` for fields that count from the epoch: `mp.epoch_ms` and `mp.epoch_s`."""
+"""`timestamp=` for fields that count from the epoch (`mp.epoch_ms`, `mp.epoch_s`), and for messages that have times."""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ from typing import Any
 
 from millpond.rows.fields import read_field
 from millpond.timing import EPOCH
+
+
+class MessageTime:
+    """The time that a message has beside its value: what `mp.message_time` is.
+
+    >>> import millpond as mp
+    >>> mp.message_time
+    message_time
+    """
+
+    def __repr__(self) -> str:
+        return "message_time"
+
+    def __reduce__(self) -> str:
+        return "message_time"
+
+
+message_time = MessageTime()
+"""`timestamp=mp.message_time`: the time of the message itself, for sources whose rows have one, such as Kafka."""
 
 
 class Epoch:

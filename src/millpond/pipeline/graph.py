@@ -13,6 +13,7 @@ from millpond.codec.shapes import Shapes, shapes_of
 from millpond.codec.user_types import is_storable
 from millpond.errors import InvalidUse
 from millpond.log.paths import check_name
+from millpond.pipeline.epoch import MessageTime
 from millpond.rows.rows import Rows
 from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError, Retry, is_needed_again
@@ -30,7 +31,7 @@ class Read(Operator):
 
     stream: str
     source: Any  # a Source, or a streaming DataFrame that a runtime knows how to take
-    timestamp: str | Callable[[Any], Any] | None = None
+    timestamp: str | Callable[[Any], Any] | MessageTime | None = None
     type: Any = None
     disorder: Duration = 0  # how much older than the newest row a row may be without being late
     idle_after: float | None = None  # seconds without a row after which a partition no longer holds the watermark back
@@ -123,6 +124,25 @@ class SideOutput(Operator):
 
 
 ASIDE = "aside"  # the output of a step that its `SideOutput` reads
+CHANGES = "changes"  # the output of a step that its `StepChanges` reads
+
+
+@dataclass(frozen=True)
+class StepChanges(Operator):
+    """Stands for the changes of a step's state: a row per key and batch, with the whole value after the batch."""
+
+    verb = "changes"
+    may_change_rows = False
+
+    step_name: str
+
+    @property
+    def name(self) -> str:
+        return f"changes of {self.step_name}"
+
+    @property
+    def port(self) -> str:
+        return CHANGES
 
 
 @dataclass(frozen=True)
@@ -286,8 +306,26 @@ class Program:
     @cached_property
     def leading_out(self) -> frozenset[int]:
         """The nodes whose output goes to sinks and nowhere else."""
-        ends = {node.id for node in self.nodes if isinstance(node.op, (Deliver, SideOutput))}
+        ends = {node.id for node in self.nodes if node.op.is_sink or node.op.port is not None}
         return frozenset(i for i, readers in enumerate(self.consumers) if ends.issuperset(readers))
+
+    @cached_property
+    def change_readers(self) -> dict[int, tuple[str, tuple[str, ...]]]:
+        """For each `StepChanges` node: its step, and the names of the sinks and steps that its rows come to first."""
+        found: dict[int, tuple[str, tuple[str, ...]]] = {}
+        for node in self.nodes:
+            if not isinstance(node.op, StepChanges):
+                continue
+            names: dict[str, None] = {}
+            to_visit = list(self.consumers[node.id])
+            while to_visit:
+                each = self.nodes[to_visit.pop()]
+                if each.op.is_sink or each.op.has_state:
+                    names[each.name] = None
+                else:
+                    to_visit += self.consumers[each.id]
+            found[node.id] = (node.op.step_name, tuple(sorted(names)))
+        return found
 
     @cached_property
     def fields(self) -> dict[int, tuple[str, ...]]:

@@ -1,13 +1,14 @@
 """The contract of sinks: a sink takes the outputs of each batch, one delivery per partition.
 
 A sink is a small class that anyone can write; `millpond.testing.sink_suite` checks one against this contract. `Sink` is
-required; `TableSink`, `FrameSink`, `RollbackSink` and `RegisteredSink` are optional.
+required; `TableSink`, `FrameSink`, `RollbackSink`, `RegisteredSink`, `FencingSink` and
+`ChangesSink` are optional.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -20,6 +21,9 @@ class Delivery:
     `attempt` is the attempt id of the commit record whose outputs are delivered. A batch number can be used twice,
     after an older copy of `state_dir` was restored; a record's attempt id cannot. It is empty for records of format 1.
 
+    `claim` is the claim of the driver that makes the delivery: its number and attempt id. It is not a part of the name:
+    another driver may deliver the same. A `FencingSink` refuses a delivery of any other claim than the newest.
+
     >>> import millpond as mp
     >>> mp.lowlevel.Delivery("orders", "5e1f", "totals", 42, 3, "a7c0").id
     'orders/5e1f/totals/42/3/a7c0'
@@ -31,6 +35,7 @@ class Delivery:
     batch: int
     partition: int
     attempt: str = ""
+    claim: tuple[int, str] | None = field(default=None, compare=False, repr=False)
 
     @property
     def id(self) -> str:
@@ -281,4 +286,79 @@ class RegisteredSink(Protocol):
 
         Called when a driver starts, for deliveries that its ledger contains: after an older copy of `state_dir` was
         restored, the target may hold them as rolled back."""
+        ...
+
+
+@runtime_checkable
+class FencingSink(Protocol):
+    """A registered sink whose target refuses deliveries of older claims by itself, in the transaction of the rows.
+
+    Optional; such a sink is a `RegisteredSink`, too. The driver registers it once, when it starts, and not before every
+    batch. All deliveries carry the claim of their driver (`Delivery.claim`). One whose claim is not the newest must
+    change nothing in the target and raise `Fenced`.
+
+    >>> import millpond as mp
+    >>> class Ledgered:
+    ...     claim = (0, "")
+    ...     def fence(self, registration, partitions, over=()):
+    ...         self.claim = (registration.claim, registration.claim_attempt)
+    ...     def check_target(self, registration):
+    ...         pass
+    ...     def is_emptied(self, app, incarnation, sink):
+    ...         return False
+    ...     def deliver(self, rows, delivery):
+    ...         if delivery.claim != self.claim:
+    ...             raise mp.errors.Fenced(f"claim {self.claim[0]} delivers here now")
+    >>> sink = Ledgered()
+    >>> isinstance(sink, mp.lowlevel.FencingSink), sink.is_emptied("orders", "5e1f", "totals")
+    (True, False)
+    >>> claim = mp.lowlevel.Registration("orders", "5e1f", "totals", 40, "c1a1", 40, "c1a1")
+    >>> sink.fence(claim, partitions=4)
+    >>> sink.check_target(claim)
+    >>> sink.deliver([], mp.lowlevel.Delivery("orders", "5e1f", "totals", 42, 0, "a7c0", claim=(40, "c1a1")))
+    >>> sink.deliver([], mp.lowlevel.Delivery("orders", "5e1f", "totals", 39, 0, "b0b0", claim=(30, "a0a0")))
+    Traceback (most recent call last):
+    ...
+    millpond.errors.Fenced: claim 40 delivers here now
+    """
+
+    def fence(self, registration: Registration, partitions: int, over: Sequence[Registration] = ()) -> None:
+        """Make the target refuse deliveries of all claims but this one, to these and all earlier partitions.
+
+        Called on the driver, after the claim and before `register`, and again with more partitions if their number
+        grows. A transaction that
+        an older driver has left open is aborted, also of a partition that a rescale has removed. Raises `Fenced` if a
+        newer claim is there, unless it is among `over`: claims of another copy of the app that the user has accepted.
+        A target that was replaced since the last claim shows that until `register` is called, which is once it has all
+        deliveries again.
+        """
+        ...
+
+    def check_target(self, registration: Registration) -> None:
+        """Raise `Incompatible` if the target was deleted or replaced since `fence`. Called on the driver before each
+        record is delivered; it should take a few milliseconds."""
+        ...
+
+    def is_emptied(self, app: str, incarnation: str, sink: str) -> bool:
+        """Return whether the target certainly holds none of the sink's deliveries.
+
+        Called when a driver starts, if the ledger says that there were deliveries and `registrations` returns none. If
+        it returns True they are all delivered again; otherwise the app stops with an error."""
+        ...
+
+
+@runtime_checkable
+class ChangesSink(Protocol):
+    """A sink that writes a row of `app.changes(step)` whose value is None in another way than other rows. Optional.
+
+    >>> import millpond as mp
+    >>> sink = mp.sinks.kafka("totals", servers="localhost:9092", key="key")
+    >>> isinstance(sink, mp.lowlevel.ChangesSink), isinstance(mp.sinks.console(), mp.lowlevel.ChangesSink)
+    (True, False)
+    >>> sink.for_changes()  # writes tombstones
+    kafka('totals', servers='localhost:9092')
+    """
+
+    def for_changes(self) -> Sink:
+        """Return the sink that takes rows of changes in its place. Called when `changes(step).to(name, sink)` is."""
         ...

@@ -15,6 +15,19 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from millpond.errors import MillpondError
+
+
+class TooMuch(MillpondError):
+    """A reading task met more than a batch can hold: the batch is planned again with a smaller limit.
+
+    A source may raise it in `read`, if the rows of a split are much larger than those by which it was planned.
+
+    >>> import millpond as mp
+    >>> issubclass(mp.lowlevel.TooMuch, mp.errors.MillpondError)
+    True
+    """
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -92,7 +105,9 @@ class Chunk:
 
     `position` is the position of the split's `place` after these rows. `where(i)` returns in words where row i came
     from ("orders/a.jsonl, line 17"); it is called only for bad rows, so it may be slow. `bad` holds pieces of the input
-    that are not rows.
+    that are not rows. `times()` returns the time of each row in microseconds since 1970, or None for a row without one,
+    as `timestamp=mp.message_time` takes it; it is called only then. A `TimedSource` sets it. `size` is the number of
+    bytes that rows in a list took in the source, if it is known: a `LearningSource` is given it.
 
     >>> import millpond as mp
     >>> mp.lowlevel.Chunk([{"n": 1}, {"n": 2}], position=2).position
@@ -103,6 +118,8 @@ class Chunk:
     position: Any
     where: Callable[[int], str] | None = None
     bad: list[BadRow] = field(default_factory=list)
+    times: Callable[[], Sequence[int | None]] | None = None
+    size: int = 0
 
 
 @runtime_checkable
@@ -115,7 +132,8 @@ class Source(Protocol):
 
     The object is pickled to reach the tasks: it holds no open connection. An exception of `plan` or `read` fails the
     batch and ends the run (`restarts=` starts it again); raise `InvalidUse` if a person has to act, and
-    `Unavailable` if the same call may work later.
+    `Unavailable` if the same call may work later. After `Unavailable` with `retry_after`, the driver waits and calls
+    again, for as long as it takes.
 
     >>> import millpond as mp
     >>> class Countdown:
@@ -251,5 +269,70 @@ class WaitingSource(Source, Protocol):
         while it returns True, for at most 30 seconds, and then the run ends with a warning. `position` is the one of
         the last commit. Reads as little as it can, and changes nothing. Raise `InvalidUse` if a person has to complete
         the row: that ends the run.
+        """
+        ...
+
+
+@runtime_checkable
+class TimedSource(Protocol):
+    """A source whose rows have times beside their fields: `timestamp=mp.message_time` takes them. Optional.
+
+    >>> import millpond as mp
+    >>> mp.sources.kafka("orders", servers="localhost:9092").has_times
+    True
+    >>> isinstance(mp.sources.rows([]), mp.lowlevel.TimedSource)
+    False
+    """
+
+    @property
+    def has_times(self) -> bool:
+        """Whether chunks have `times`. Read when the program is built."""
+        ...
+
+
+@runtime_checkable
+class AcknowledgedSource(Protocol):
+    """A source that others may ask how far an app has read, as a Kafka consumer group is asked. Optional.
+
+    Nothing depends on it: an app resumes from the position in its ledger.
+
+    >>> import millpond as mp
+    >>> class Monitored:
+    ...     def acknowledge(self, app, position):
+    ...         print(app, "has read", position)
+    >>> isinstance(Monitored(), mp.lowlevel.AcknowledgedSource)
+    True
+    >>> Monitored().acknowledge("orders", {"0": 7})
+    orders has read {'0': 7}
+    """
+
+    def acknowledge(self, app: str, position: Mapping[str, Any]) -> None:
+        """Take note of the position of the newest commit.
+
+        Called on the driver, after each commit for which the source has planned, and once when a driver starts. It must
+        not block: the next batch waits for it. An exception is logged and changes nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class RetainedSource(Protocol):
+    """A source whose oldest rows are removed after a time. Optional: a rollback asks it first.
+
+    >>> import millpond as mp
+    >>> class LastHundred:
+    ...     def check_retained(self, position, newest):
+    ...         if position["0"] < 900 < newest["0"]:
+    ...             raise mp.errors.InvalidUse(f"rows {position['0']} to 899 are gone")
+    >>> isinstance(LastHundred(), mp.lowlevel.RetainedSource)
+    True
+    >>> LastHundred().check_retained({"0": 950}, newest={"0": 1000})
+    """
+
+    def check_retained(self, position: Mapping[str, Any], newest: Mapping[str, Any]) -> None:
+        """Raise `InvalidUse` if rows after a position, which was reached before, are no longer there.
+
+        `newest` is the position that the app has reached since; it may have places that `position` lacks. Called where
+        `app.rollback` is called, before anything is changed.
         """
         ...

@@ -137,6 +137,8 @@ class ChunkDecoder:
 
     def _set_times(self, reader: TimeReader, rows: Rows) -> Rows:
         """Set the event times of rows, and drop the rows that have none."""
+        if reader.is_of_message:
+            return self._set_message_times(rows)
         times, stream = reader.all(rows), self._op.stream
         known = self._times_read.units.get(stream) or self._event_time.times.get(stream, _NO_TIME).unit
         if times is None or (known is not None and times.unit != known):
@@ -156,6 +158,25 @@ class ChunkDecoder:
             rows = rows if len(good) == len(rows) else rows.pick(good)
             times = Times(found, unit or "number")
         rows.times = times
+        return rows
+
+    def _set_message_times(self, rows: Rows) -> Rows:
+        """Set the event times of rows to those of their messages, and drop the rows that have none."""
+        assert self._chunk is not None
+        found, first = () if self._chunk.times is None else self._chunk.times(), self._first_order
+
+        def times_of(rows: Rows) -> list[int | None]:
+            return [found[order - first] if found else None for order in np.asarray(rows.order).tolist()]
+
+        given = times_of(rows)
+        if None in given:
+            rows = self.decode_json(rows) if rows.form == "json" else rows.as_objects()
+            given = times_of(rows)
+            for i, time in enumerate(given):
+                if time is None:
+                    self._fail(rows, i, rows.data[i], BadInput("timestamp: the message has no time"))
+            rows = rows.pick([i for i, time in enumerate(given) if time is not None])
+        rows.times = Times([time for time in given if time is not None], "instant")
         return rows
 
     def _split_by_limit(self, rows: Rows, partition: str) -> DecodedChunk:

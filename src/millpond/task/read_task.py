@@ -101,7 +101,7 @@ class _ReadTask:
             if isinstance(data, JsonLines):
                 count, length = len(data.lines), sum(map(len, data.lines)) + len(data.lines)
             else:
-                count, length = len(data), getattr(data, "nbytes", 0)
+                count, length = len(data), chunk.size or getattr(data, "nbytes", 0)
             count += len(chunk.bad)
             if rows + count > most_rows:
                 if may_stop and position is not _NO_POSITION:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from millpond.pipeline.epoch import Epoch
+from millpond.pipeline.epoch import Epoch, MessageTime
 from millpond.rows.fields import read_field, read_json_fields
 from millpond.rows.rows import BadInput, Rows, Times
 from millpond.timing import Unit, as_time, ticks, unit_of
@@ -21,6 +21,7 @@ class TimeReader:
 
     def __init__(self, timestamp: Any) -> None:
         self._timestamp = timestamp
+        self.is_of_message = isinstance(timestamp, MessageTime)
         self._factor = timestamp.microseconds if isinstance(timestamp, Epoch) else None
         self.field: str | None = timestamp.field if isinstance(timestamp, Epoch) else None
         if isinstance(timestamp, str):

@@ -58,14 +58,17 @@ class _SentRows:
     On a storage that an earlier driver has used, the first row follows the last one that was read there.
     """
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, clock: ManualClock) -> None:
         self.rows: list[Any] = []
+        self._clock = clock
+        self._times: list[int] = []  # when each row was sent: what `mp.message_time` takes
         self.ends: list[int] = []
         self.first = first  # the position of the first row
         self.codec = Codec()  # of the tasks, which have copies of the classes in the program file
 
     def send(self, rows: Sequence[Any]) -> None:
         self.rows.extend(rows)
+        self._times.extend([round(self._clock.now() * 1_000_000)] * len(rows))
         self.ends.append(self.first + len(self.rows))
 
     def plan(self, position: Mapping[str, Any], limit: Limit, now: float) -> list[Split]:
@@ -84,8 +87,8 @@ class _SentRows:
 
     def read(self, split: Split) -> Iterator[Chunk]:
         # Copies, as from a broker: a function may change its rows.
-        rows = self.rows[split.start - self.first : split.stop - self.first]
-        yield Chunk([self._fresh(row) for row in rows], split.stop)
+        part = slice(split.start - self.first, split.stop - self.first)
+        yield Chunk([self._fresh(row) for row in self.rows[part]], split.stop, times=lambda: self._times[part])
 
     def _fresh(self, row: Any) -> Any:
         try:
@@ -393,7 +396,7 @@ class TestDriver:
             op = node.op
             if isinstance(op, Read):
                 if op.stream not in self._sources:
-                    self._sources[op.stream] = _SentRows(reached.get(op.stream, {}).get("0", 0))
+                    self._sources[op.stream] = _SentRows(reached.get(op.stream, {}).get("0", 0), self.clock)
                 op = replace(op, source=self._sources[op.stream])
             elif isinstance(op, Deliver):
                 real = op.sink if isinstance(op.sink, FunctionSink) else None

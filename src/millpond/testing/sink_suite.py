@@ -25,8 +25,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
+from millpond.errors import Fenced, InvalidUse, MillpondError
 from millpond.rows.typed_columns import columns_of_objects
-from millpond.sinks.base import Delivery, RegisteredSink, Registration, RollbackSink, Sink, TableSink
+from millpond.sinks.base import Delivery, FencingSink, RegisteredSink, Registration, RollbackSink, Sink, TableSink
 
 SinkRows = list[Any]
 
@@ -44,6 +45,9 @@ class SinkSuite:
 
     counts_once: ClassVar[bool] = True
     """Whether a repeated delivery counts once: False for a sink that is documented not to ensure it."""
+
+    can_take_back: ClassVar[bool] = True
+    """Whether a registered sink can make deliveries void: False for one whose `take_back` raises `InvalidUse`."""
 
     @pytest.fixture
     def make_sink(self) -> Callable[[], Sink]:
@@ -276,6 +280,10 @@ class SinkSuite:
         sink = make_sink()
         if not isinstance(sink, RegisteredSink):
             return
+        if not self.can_take_back:
+            with pytest.raises(InvalidUse, match="accept"):
+                sink.take_back(CLAIM, lambda batch, attempt: True)
+            return
         known = [FIRST_DELIVERY, replace(FIRST_DELIVERY, batch=43), replace(FIRST_DELIVERY, batch=44, sink="sums")]
         foreign = [replace(FIRST_DELIVERY, batch=43, attempt="b0b0"), replace(FIRST_DELIVERY, batch=44, partition=1)]
         for i, delivery in enumerate([*known, *foreign]):
@@ -306,3 +314,49 @@ class SinkSuite:
         for delivery in (FIRST_DELIVERY, second, third):
             sink.deliver(rows[delivery], delivery)
         assert sorted(map(str, held(sink))) == sorted(map(str, rows[FIRST_DELIVERY] + rows[second]))
+
+    # --- optional: fencing ---
+
+    def test_a_target_refuses_all_claims_but_the_newest(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
+    ) -> None:
+        sink = make_sink()
+        if not isinstance(sink, FencingSink):
+            return
+        assert isinstance(sink, RegisteredSink), "a sink that fences must be a RegisteredSink, too"
+        newer = replace(CLAIM, claim=50, claim_attempt="d0d0", batch=50, attempt="d0d0")
+        old, new = (replace(FIRST_DELIVERY, claim=(one.claim, one.claim_attempt)) for one in (CLAIM, newer))
+        sink.register(CLAIM)
+        sink.fence(CLAIM, 2)
+        sink.deliver(self.some_rows(0, 3), old)
+        other = make_sink()
+        assert isinstance(other, FencingSink) and isinstance(other, RegisteredSink)
+        other.register(newer)
+        other.fence(newer, 1)
+        for partition in (0, 1):  # the second was used by the older claim alone
+            with pytest.raises(Fenced):
+                sink.deliver(self.some_rows(3, 3), replace(old, batch=43, partition=partition))
+        other.deliver(self.some_rows(0, 3), new)  # the same delivery, by the newer driver
+        other.deliver(self.some_rows(3, 3), replace(new, batch=51))
+        assert held(sink) == self.some_rows(0, 6)
+        with pytest.raises(Fenced):  # a driver that was paused before it had registered
+            sink.fence(CLAIM, 2)
+        other.deliver(self.some_rows(6, 3), replace(new, batch=52))
+        assert held(sink) == self.some_rows(0, 9)
+
+    def test_a_claim_of_another_copy_is_refused_unless_it_is_accepted(
+        self, make_sink: Callable[[], Sink], held: Callable[[Sink], SinkRows]
+    ) -> None:
+        sink = make_sink()
+        if not isinstance(sink, FencingSink) or not isinstance(sink, RegisteredSink):
+            return
+        copy = replace(CLAIM, claim=35, claim_attempt="beef", batch=35, attempt="beef")
+        sink.register(CLAIM)
+        sink.fence(CLAIM, 1)
+        with pytest.raises(Fenced):
+            sink.fence(copy, 1)
+        sink.fence(copy, 1, over=[CLAIM])
+        with pytest.raises(MillpondError, match="copy"):
+            sink.deliver(self.some_rows(0, 1), replace(FIRST_DELIVERY, claim=(CLAIM.claim, CLAIM.claim_attempt)))
+        sink.deliver(self.some_rows(1, 1), replace(FIRST_DELIVERY, claim=(copy.claim, copy.claim_attempt)))
+        assert held(sink) == self.some_rows(1, 1)
