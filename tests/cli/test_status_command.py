@@ -62,7 +62,7 @@ def test_it_tells_of_the_newest_batch_the_streams_the_steps_and_the_sinks(millpo
         "time": "2023-11-14T22:13:20Z",
         "last_commit": last.number,
         "running": None,
-        "streams": {"orders": {"position": "0: 3", "last_rows": 1, "watermark": None}},
+        "streams": {"orders": {"position": "0: 3", "last_rows": 1, "watermark": None, "lost": 0}},
         "steps": {"total": {"kind": "stateful_map", "segments": len(segments), "bytes": size}},
         "sinks": {"totals": {"delivered": last.number - 1, "open": 1}},
         "recent": {"batches": 2, "late": {}, "skipped": {}},
@@ -99,7 +99,7 @@ def test_a_last_batch_of_no_rows_leaves_the_last_commit_to_be_told(millpond: Mil
     found = status(millpond)
     assert (found["kind"], found["last_commit"]) == ("claim", committed)
     assert found["batch"] > committed
-    assert found["streams"] == {"orders": {"position": "0: 2", "last_rows": 2, "watermark": None}}
+    assert found["streams"] == {"orders": {"position": "0: 2", "last_rows": 2, "watermark": None, "lost": 0}}
 
 
 def test_an_app_that_has_only_begun_has_nothing_to_tell(millpond: Millpond, running: Running) -> None:
@@ -168,7 +168,7 @@ def test_the_watermark_and_the_rows_that_were_late_or_skipped_are_told(millpond:
         driver.send("orders", [{"customer": "ann", "at": 1}, {"customer": "bob", "at": 2}])
     found = status(millpond)
     assert found["streams"]["orders"]["watermark"] == 26
-    assert found["streams"]["orders with_time 0"] == {"position": "", "last_rows": 0, "watermark": 26}
+    assert found["streams"]["orders with_time 0"] == {"position": "", "last_rows": 0, "watermark": 26, "lost": 0}
     assert found["recent"] == {"batches": 2, "late": {"by ten": 2}, "skipped": {"picky": 1}}
     shown = " ".join(millpond("status").stdout.replace("│", " ").split())
     assert "rows left out in the last 2 batches" in shown

@@ -33,11 +33,15 @@ SUMMED_RECORDS = 50  # records over which late, skipped and dead-letter rows are
 
 @dataclass(frozen=True)
 class StreamStatus:
-    """How far a stream has been read, the rows of it in the last batch, and its watermark."""
+    """How far a stream has been read, the rows of it in the last batch, and its watermark.
+
+    `lost` counts the messages that were gone before they were read, since the app began.
+    """
 
     position: str
     last_rows: int
     watermark: datetime | int | None
+    lost: int = 0
 
 
 @dataclass
@@ -151,13 +155,18 @@ def _backwards(ledger: Ledger, newest: Record) -> Iterator[Record]:
 
 def _streams(storage: Storage, newest: Record, commit: Record | None) -> dict[str, StreamStatus]:
     rows = {} if commit is None else commit.rows
-    positions = {name: _describe_position(at) for name, at in positions_of(storage, newest).items()}
+    entries = positions_of(storage, newest)
+    lost = {name: _count_lost(at) for name, at in entries.items()}
+    positions = {name: _describe_position(at) for name, at in entries.items()}
     positions |= {name: f"Spark's batch {at.batch}" for name, at in newest.spark.items()}
     # with_time below a stream has a watermark of its own, but no position.
     times = {name: _time(time) for name, time in newest.watermarks.items()}
     return {
         name: StreamStatus(
-            positions.get(name, "at its beginning" if name in rows else ""), rows.get(name, 0), times.get(name)
+            positions.get(name, "at its beginning" if name in rows else ""),
+            rows.get(name, 0),
+            times.get(name),
+            lost.get(name, 0),
         )
         for name in sorted({*positions, *rows, *times})
     }
@@ -165,6 +174,11 @@ def _streams(storage: Storage, newest: Record, commit: Record | None) -> dict[st
 
 def _time(time: StreamTime) -> datetime | int | None:
     return None if time.watermark is None or time.unit is None else as_user(time.watermark, time.unit)
+
+
+def _count_lost(entries: dict[str, Any]) -> int:
+    """Add up what the places of a position have under `lost`, as those of Kafka partitions do."""
+    return sum(entry.get("lost", 0) for entry in entries.values() if isinstance(entry, dict))
 
 
 def _describe_position(entries: dict[str, Any]) -> str:
@@ -245,6 +259,10 @@ def _print(found: Status) -> None:
         )
         head = ["stream", "position", "watermark", "rows in last commit"]
         print_table("streams", head, rows, numbers=["rows in last commit"])
+        for name, stream in found.streams.items():
+            if stream.lost:
+                lost = f"{stream.lost:,} messages were lost: they were gone before they were read"
+                console.print(Text.assemble((f"{name}: ", "bold"), lost), soft_wrap=True)
     if found.steps:
         parts = ((name, s.kind or "?", f"{s.segments:,}", format_bytes(s.bytes)) for name, s in found.steps.items())
         print_table("steps", ["step", "kind", "segments", "size"], parts, numbers=["segments", "size"])

@@ -7,15 +7,20 @@ To write another, write a class with the two methods of `mp.lowlevel.Source` and
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
+from millpond.errors import InvalidUse
+from millpond.kafka.clients import KafkaSettings
+from millpond.kafka.message_formats import Format
+from millpond.kafka.schema_registry import RegistrySettings
 from millpond.sources.files import FileSource, SourceFormat
+from millpond.sources.kafka import KafkaOptions, KafkaSource, Start, make_kafka_source
 from millpond.sources.rate import RateSource
 from millpond.sources.row_list import RowSource
 
-__all__ = ["files", "rate", "rows"]
+__all__ = ["files", "kafka", "rate", "rows"]
 
 
 def __dir__() -> list[str]:
@@ -82,3 +87,45 @@ def rate(rows_per_second: float, start: datetime | float | None = None) -> RateS
     2023-11-14T22:13:20.500000+00:00 1
     """
     return RateSource(rows_per_second, start)
+
+
+def kafka(
+    topics: str | Sequence[str],
+    servers: str | Sequence[str],
+    *,
+    value: Format = "json",
+    key: Format = "string",
+    start: Start = "earliest",
+    metadata: str | None = None,
+    group: str | None = None,
+    registry: RegistrySettings | None = None,
+    on_data_loss: Literal["stop", "continue"] = "stop",
+    options: Mapping[str, Any] | None = None,
+) -> KafkaSource:
+    """Read the messages of Kafka topics: one name, a list of names, or a pattern that begins with `^`.
+
+    The row is the value of the message, decoded as `value` says: `"json"`, `"string"`, `"bytes"`, `"avro"`,
+    `"protobuf"`, a format of `mp.formats`, or a function of bytes. `registry` is the URL of a schema registry. A
+    message without a value (a tombstone) is the row None. With `metadata`, the row is a dict that has
+    `{"topic", "partition", "offset", "timestamp", "key", "headers"}` under that name; a value that is no dict is then
+    under `"value"`. `timestamp=mp.message_time` on the stream takes the time of the message.
+
+    `start` says where partitions begin of which nothing was read yet: `"earliest"`, `"latest"`, a datetime, or offsets
+    as `{topic: {partition: offset}}`. A partition that is added later is read from its first message. Only committed
+    messages are read, unless `options` sets `isolation.level`.
+
+    If messages are gone that were not read, because retention removed them or the topic was deleted, the app stops with
+    an error that names them; with `on_data_loss="continue"` it goes on and counts them in `millpond status`. After each
+    commit the consumer group `group`, by default the name of the app, gets the offsets, for monitoring only. `options`
+    are settings of librdkafka, such as those of TLS and SASL.
+
+    >>> from millpond import sources
+    >>> sources.kafka("orders", servers="localhost:9092")
+    kafka('orders', servers='localhost:9092')
+    """
+    settings = KafkaSettings.of("sources.kafka", servers, options)
+    source = make_kafka_source(topics, settings, start, KafkaOptions(value, key, metadata, registry), on_data_loss)
+    if group is not None and (not isinstance(group, str) or not group):
+        raise InvalidUse(f"sources.kafka(group): expected a name, got {group!r}")
+    source.group = group
+    return source
