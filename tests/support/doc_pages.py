@@ -6,6 +6,8 @@
 - A ```console block holds commands behind `$ `. It is run by bash if a ```text block follows; if not, its
   commands are only compared with what `millpond` and the Makefile offer.
 - `<!-- spark -->` above a block says that it needs Spark, or what a block that needs Spark has made.
+- `<!-- kafka -->` on a page says that all of its blocks need a Kafka broker at localhost:9092, and perhaps Spark and a
+  schema registry at http://localhost:8081. Tests replace these two addresses, in the text of the blocks.
 - Other blocks are pictures, and are left alone.
 """
 
@@ -18,7 +20,7 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 SPARK = "<!-- spark -->"
+KAFKA = "<!-- kafka -->"
+KAFKA_ADDRESS = "localhost:9092"
+REGISTRY_ADDRESS = "http://localhost:8081"
 LONGEST = 300.0  # seconds that one block of commands may take
 
 _FENCE = re.compile(r"^```(\w*)\s*$")
@@ -43,6 +48,7 @@ class Block:
     text: str
     spark: bool = False
     output: str | None = None
+    kafka: bool = False
 
     @property
     def where(self) -> str:
@@ -70,7 +76,7 @@ def blocks(page: Path) -> list[Block]:
     """The python and console blocks of a page, each with its output."""
     found: list[Block] = []
     lines = page.read_text().splitlines()
-    before, i = "", 0
+    before, i, needs_kafka = "", 0, KAFKA in lines
     while i < len(lines):
         fence = _FENCE.match(lines[i])
         if fence is None:
@@ -79,7 +85,7 @@ def blocks(page: Path) -> list[Block]:
         end = next((j for j in range(i + 1, len(lines)) if lines[j].rstrip() == "```"), None)
         if end is None:
             raise ValueError(f"{page}:{i + 1}: a block that never ends")
-        block = Block(page, i + 2, fence[1], "\n".join(lines[i + 1 : end]), before == SPARK)
+        block = Block(page, i + 2, fence[1], "\n".join(lines[i + 1 : end]), before == SPARK, kafka=needs_kafka)
         if block.language == "text":
             if not found or found[-1].output is not None:
                 raise ValueError(f"{page}:{i + 1}: an output without a block that prints it")
@@ -179,11 +185,31 @@ def _run_commands(block: Block) -> str:
     return done.stdout
 
 
+def with_addresses(found: list[Block], addresses: Mapping[str, str]) -> list[Block]:
+    """The same blocks with the addresses of this machine in place of those that the page names.
+
+    >>> block = Block(Path("a.md"), 1, "python", 'SERVERS = "localhost:9092"')
+    >>> with_addresses([block], {"localhost:9092": "127.0.0.1:5555"})[0].text
+    'SERVERS = "127.0.0.1:5555"'
+    """
+
+    def replaced(text: str) -> str:
+        for name, address in addresses.items():
+            text = text.replace(name, address)
+        return text
+
+    return [
+        replace(block, text=replaced(block.text), output=None if block.output is None else replaced(block.output))
+        for block in found
+    ]
+
+
 def main() -> None:
-    """`python doc_pages.py PAGE`: run a whole page in this process and in this folder, as `__main__`."""
+    """`python doc_pages.py PAGE [ADDRESS=OTHER …]`: run a whole page in this process and folder, as `__main__`."""
     # What a program defines in __main__ travels to Spark's workers by value, as it does for a script.
+    addresses = dict(argument.split("=", 1) for argument in sys.argv[2:])
     try:
-        run_page(blocks(Path(sys.argv[1])), Path.cwd(), "__main__")
+        run_page(with_addresses(blocks(Path(sys.argv[1])), addresses), Path.cwd(), "__main__")
     except Failed as error:
         sys.exit(f"FAILED {error}")
 

@@ -6,18 +6,23 @@ To write another, write a class as `mp.lowlevel.Sink` describes and test it with
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from millpond.kafka.clients import KafkaSettings
+from millpond.kafka.message_formats import Format
+from millpond.kafka.outgoing import FieldOrFunction, MessageParts
+from millpond.kafka.schema_registry import RegistrySettings
 from millpond.sinks.base import Delivery
 from millpond.sinks.console import ConsoleSink
 from millpond.sinks.dataframe import DataFrameSink
 from millpond.sinks.discard import DiscardSink
 from millpond.sinks.files import FileSink, ParquetFileSink, SinkFormat
 from millpond.sinks.function import FunctionSink
+from millpond.sinks.kafka import KafkaSink, make_kafka_sink
 from millpond.sinks.memory import MemorySink
 
-__all__ = ["console", "dataframe", "discard", "files", "function", "memory"]
+__all__ = ["console", "dataframe", "discard", "files", "function", "kafka", "memory"]
 
 
 def __dir__() -> list[str]:
@@ -115,3 +120,42 @@ def dataframe(f: Callable[[Any, Delivery], Any], schema: Any = None) -> DataFram
     >>> sink = sinks.dataframe(write, schema="customer string, total double")
     """
     return DataFrameSink(f, schema)
+
+
+def kafka(
+    topic: str | Callable[[Any], str],
+    servers: str | Sequence[str],
+    *,
+    key: FieldOrFunction | None = None,
+    value: Format = "json",
+    headers: Mapping[str, FieldOrFunction] | Callable[[Any], Mapping[str, Any]] | None = None,
+    partition: FieldOrFunction | None = None,
+    timestamp: FieldOrFunction | None = None,
+    deleted: Callable[[Any], Any] | None = None,
+    exactly_once: bool = True,
+    create: Mapping[str, Any] | None = None,
+    registry: RegistrySettings | None = None,
+    register: str = "millpond-deliveries",
+    options: Mapping[str, Any] | None = None,
+) -> KafkaSink:
+    """Write each row as a message to a Kafka topic, exactly once for readers of committed messages.
+
+    `topic` is a name or a function of the row. `key`, `partition` and `timestamp` are a field or a function of the row;
+    `headers` maps names to fields or functions, or is a function that returns such a dict. Every message has the header
+    `millpond-batch`. Keys are partitioned as Java's producer does. `value` is the format of the row: `"json"`,
+    `"string"`, `"bytes"`, `"avro"`, a format of `mp.formats`, or a function that returns bytes. A row for which
+    `deleted` is true becomes a message without a value, a tombstone.
+
+    The rows that one partition of the app made in one batch become visible at once; those of different partitions one
+    after the other. `exactly_once=False` is faster and has a lower latency; after a crash rows may come again.
+    `create`, such as `{"partitions": 6, "replication": 3, "cleanup.policy": "compact"}`, creates a missing topic.
+    `register` is the compacted topic that holds what was delivered; it is created if it is missing. `options` are
+    settings of librdkafka; `transactional.id` among them is the prefix of the transactional ids. Neither may change.
+
+    >>> from millpond import sinks
+    >>> sinks.kafka("totals", servers="localhost:9092", key="customer")
+    kafka('totals', servers='localhost:9092')
+    """
+    settings = KafkaSettings.of("sinks.kafka", servers, options)
+    parts = MessageParts(topic, key, value, headers, partition, timestamp, deleted, registry)
+    return make_kafka_sink(parts, settings, exactly_once, create, register)

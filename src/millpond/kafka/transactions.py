@@ -1,0 +1,290 @@
+"""The transactional producers of one process: one for each sink and partition.
+
+A producer with a transactional id fences every other with the same id, in any process. So the process that has made
+the newest one knows what the register holds for its partition, until it is fenced itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from millpond.clock import elapsed
+from millpond.errors import InvalidUse, MillpondError, Unavailable, short_repr
+from millpond.kafka.clients import RETRY_SECONDS, ErrorWatch, KafkaSettings, as_our_errors, import_kafka
+from millpond.kafka.register import (
+    EntryKey,
+    PartitionEntry,
+    Register,
+    encode_entry,
+    register_partition,
+)
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Producer
+
+log = logging.getLogger("millpond")
+
+TRANSACTION_SECONDS = 60.0
+BROKER_SECONDS = 30.0
+TRANSACTION_COMMIT_SECONDS = 1.0  # a call that takes longer is repeated, and goes on
+ABORT_SECONDS = 5.0  # librdkafka may wait much longer after a message was refused
+MOST_TAKEOVERS = 8  # of one delivery, from other processes that deliver the same partition
+MOST_IDLE = 64  # producers of a process
+
+PRODUCER_DEFAULTS = {
+    "linger.ms": 5,
+    "queue.buffering.max.messages": 1_000_000,
+    "message.max.bytes": 128 << 20,  # the broker decides what is too large
+    "partitioner": "murmur2_random",  # as Java's producer does
+    "delivery.report.only.error": True,
+}
+
+Produce = Callable[["Producer"], None]
+
+
+def describe_message(message: Any) -> str:
+    """Return what a person needs to find the row of a message that was refused."""
+    size = len(message.value() or b"")
+    return f"a message of {size} bytes to topic {message.topic()!r}, with key {short_repr(message.key())}"
+
+
+def message_error(watch: ErrorWatch, error: KafkaError, doing: str) -> MillpondError:
+    """Return our error for a message that was not written: `InvalidUse` if it will never be."""
+    from confluent_kafka import KafkaError as E
+
+    remedies = {
+        E.INVALID_RECORD: "A compacted topic takes no message without a key: give key=",
+        E.INVALID_TIMESTAMP: "Check timestamp=, and message.timestamp.before.max.ms of the topic",
+        E._UNKNOWN_PARTITION: "The topic does not have the partition that partition= returns",
+    }
+    found = watch.error_of(error, doing)
+    remedy = remedies.get(error.code())
+    return found if remedy is None else InvalidUse(f"{found}. {remedy}")
+
+
+@dataclass(frozen=True)
+class PartitionWork:
+    """What one transaction writes: messages, the entry of the partition, and entries of the register to remove."""
+
+    produce: Produce
+    entry: PartitionEntry
+    remove: Sequence[EntryKey] = ()
+
+
+class TooLarge(Exception):
+    """The broker has refused a batch of messages for its size. One of them alone may be small enough."""
+
+
+class FencedProducer(Exception):
+    """Another producer with the same transactional id has taken over, or this one cannot be used any more."""
+
+
+class PartitionWriter:
+    """The transactional producer of one sink and partition, and the entry of that partition in the register."""
+
+    def __init__(
+        self, settings: KafkaSettings, transactional_id: str, key: EntryKey, register: Register, *, one_by_one: bool
+    ) -> None:
+        kafka = import_kafka()
+        self._watch, self._key, self._register = ErrorWatch(settings), key, register
+        self._one_by_one = one_by_one
+        self._failed: tuple[KafkaError, str] | None = None  # of the first message that was not taken
+        own = {"transaction.timeout.ms": round(TRANSACTION_SECONDS * 1000), **PRODUCER_DEFAULTS}
+        if one_by_one:
+            own["batch.num.messages"] = 1
+        config = {**settings.with_defaults(own), "transactional.id": transactional_id}
+        self._config = config
+        doing = f"opening the transactional producer {transactional_id!r}"
+        with as_our_errors(self._watch, doing):
+            self._producer: Producer = kafka.Producer(
+                {**config, "error_cb": self._watch, "on_delivery": self._note_failure}
+            )
+        # Without a connection at that time, librdkafka asks for the coordinator every half second.
+        with contextlib.suppress(kafka.KafkaException):
+            self._producer.list_topics(timeout=1.0)  # of one topic only is not enough
+        self._init(doing)
+        self.entry = register.find(key)
+
+    def _init(self, doing: str) -> None:
+        kafka = import_kafka()
+        began = elapsed()
+        while True:
+            try:
+                self._producer.init_transactions(1.0)
+                self._watch.succeed()
+                return
+            except kafka.KafkaException as error:
+                with contextlib.suppress(kafka.KafkaException):  # it raises a fatal error, which `error` says, too
+                    self._producer.poll(0)
+                self._watch.check(doing)
+                waited, found = elapsed() - began, error.args[0]
+                if not found.retriable():
+                    raise self._watch.error_of(found, doing) from error
+                if waited > BROKER_SECONDS or (self._watch.is_down and waited > 3.0):
+                    raise self._watch.timeout(doing) from error
+
+    def _note_failure(self, error: KafkaError | None, message: Any) -> None:
+        if error is None or error.code() in (error._PURGE_QUEUE, error._PURGE_INFLIGHT):
+            return  # purged because the transaction has failed, which `commit_transaction` says
+        if self._failed is None:
+            self._failed = (error, describe_message(message))
+
+    def write(self, work: PartitionWork, doing: str) -> None:
+        """Write messages and the entry of the partition in one transaction.
+
+        Raises FencedProducer if the outcome is to be read from the register by a new producer, `Unavailable` if the
+        transaction was aborted, `TooLarge` or `InvalidUse` if a message cannot be written.
+        """
+        kafka = import_kafka()
+        self._failed = None
+        try:
+            self._producer.begin_transaction()
+            # The entry goes first and alone: a producer that was fenced fails here, before all rows are queued.
+            self._put(self._key, encode_entry(work.entry))
+            for key in work.remove:
+                self._put(key, None)
+            self._producer.flush(BROKER_SECONDS)
+            work.produce(self._producer)
+            self._commit()
+        except kafka.KafkaException as error:
+            self._abort(error.args[0], doing)
+        except (kafka.KafkaError, SystemError) as error:  # raised by `flush` and `poll` of a producer that was fenced
+            raise FencedProducer(str(error)) from error
+        self.entry = work.entry
+
+    def _put(self, key: EntryKey, value: bytes | None) -> None:
+        number = register_partition(key, self._register.partitions)
+        self._producer.produce(self._register.topic, value, encode_entry(key), partition=number)
+
+    def _commit(self) -> None:
+        kafka = import_kafka()
+        began = elapsed()
+        while True:
+            try:
+                self._producer.commit_transaction(TRANSACTION_COMMIT_SECONDS)
+                return
+            except kafka.KafkaException as error:
+                # After a message was refused, librdkafka waits in vain for those behind it.
+                is_failed = self._failed is not None or not error.args[0].retriable()
+                if is_failed or elapsed() - began > 2 * TRANSACTION_SECONDS:
+                    raise
+
+    def _abort(self, error: KafkaError, doing: str) -> None:
+        """Abort the transaction, and raise what a caller can do about the error."""
+        kafka = import_kafka()
+        reason, what = self._failed or (error, "")
+        found = message_error(self._watch, reason, f"{doing}: {what}" if what else doing)
+        is_usable = not error.fatal()
+        if is_usable:
+            try:
+                self._producer.abort_transaction(ABORT_SECONDS)
+            except kafka.KafkaException:
+                is_usable = False
+        if isinstance(found, Unavailable) and not is_usable:
+            raise FencedProducer(str(found))
+        if not is_usable:  # an open transaction would keep readers waiting
+            self._abort_with_successor()
+        if reason.code() == kafka.KafkaError.MSG_SIZE_TOO_LARGE and not self._one_by_one:
+            raise TooLarge(str(found))
+        raise found
+
+    def _abort_with_successor(self) -> None:
+        """Abort the transaction with another producer, if that is possible now."""
+        kafka = import_kafka()
+        self._producer.purge()
+        with contextlib.suppress(kafka.KafkaException):
+            successor = kafka.Producer(self._config)
+            successor.list_topics(timeout=1.0)
+            successor.init_transactions(ABORT_SECONDS)
+
+    def close(self) -> None:
+        """Give the producer up, without waiting. The next one with its id aborts a transaction that is open."""
+        self._producer.purge()
+
+
+WriterId = tuple[str, str, str, EntryKey]  # settings, register, transactional id, entry
+
+
+class Writers:
+    """The writers of this process, which are used again for the next batch."""
+
+    def __init__(self) -> None:
+        self._idle: dict[WriterId, PartitionWriter] = {}
+        self.one_by_one: set[WriterId] = set()  # those whose topics take no batches of messages
+        self.takeovers = 0  # how often another process had taken a partition over
+
+    def take(self, name: WriterId) -> PartitionWriter | None:
+        """Return the idle writer of a partition, which is not idle any more; None if there is none."""
+        return self._idle.pop(name, None)
+
+    def keep(self, name: WriterId, writer: PartitionWriter) -> None:
+        """Keep a writer for the next batch; the oldest makes room."""
+        self._idle[name] = writer
+        if len(self._idle) > MOST_IDLE:
+            self._idle.pop(next(iter(self._idle))).close()
+
+
+writers = Writers()
+
+
+def write_once(
+    settings: KafkaSettings,
+    names: tuple[str, EntryKey],
+    register: Register,
+    decide: Callable[[PartitionEntry | None], PartitionWork | None],
+    doing: str,
+) -> None:
+    """Write to a partition what `decide` returns for its entry, in one transaction; nothing if that is None.
+
+    Spark may give the next batch of a partition to another process, whose producer fences the one here. Then a new
+    producer is made and the register is read again: it shows whether the transaction was committed.
+    """
+    transactional_id, key = names
+    name = (settings.identity, register.topic, transactional_id, key)
+    why = ""
+    for _ in range(MOST_TAKEOVERS):
+        writer = writers.take(name)
+        if writer is not None and _is_refused(decide, writer.entry):
+            # The entry is what this process wrote last, perhaps for a driver before. A process that slept meanwhile
+            # must not abort the transaction of a newer driver: it reads the register before it makes a new producer.
+            writer.close()
+            writer = None
+            decide(register.find(key))
+        if writer is None:
+            one_by_one = name in writers.one_by_one
+            writer = PartitionWriter(settings, transactional_id, key, register, one_by_one=one_by_one)
+        try:
+            work = decide(writer.entry)
+            if work is not None:
+                writer.write(work, doing)
+        except FencedProducer as error:
+            writers.takeovers += 1
+            why = str(error)
+            log.debug("%s: take-over %d: %s", doing, writers.takeovers, error)
+            writer.close()
+        except TooLarge:
+            writers.one_by_one.add(name)
+            writer.close()
+        except BaseException:
+            writer.close()
+            raise
+        else:
+            writers.keep(name, writer)
+            return
+    raise Unavailable(
+        f"{doing}: {MOST_TAKEOVERS} transactions failed. Another process delivers with the transactional id "
+        f"{transactional_id!r}, or a transaction takes longer than transaction.timeout.ms. The last error: {why}",
+        retry_after=RETRY_SECONDS,
+    )
+
+
+def _is_refused(decide: Callable[[PartitionEntry | None], object], entry: PartitionEntry | None) -> bool:
+    try:
+        decide(entry)
+    except MillpondError:
+        return True
+    return False

@@ -1,0 +1,132 @@
+"""Workers of one claim deliver through one process of their host, and by themselves if it cannot be reached."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka_broker import Broker
+from processes import eventually
+
+import millpond as mp
+from millpond.errors import Fenced, InvalidUse
+from millpond.lowlevel import Delivery, FencingSink, RegisteredSink, Registration
+from millpond.sinks.kafka import KafkaSink
+
+CLAIM = Registration("orders", "5e1f", "totals", 40, "c1a1", 40, "c1a1")
+ROWS = [{"id": str(n), "text": "ä\n" * n} for n in range(5)]
+
+
+def processes() -> list[int]:
+    """The delivery processes that run on this machine."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                command = (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"millpond.kafka.delivery_process import" in command:
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture
+def in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process looks like a Python worker of Spark."""
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+
+
+@pytest.fixture
+def make_sink(broker: Broker, topic: str) -> Callable[..., KafkaSink]:
+    broker.create_topic(topic)
+
+    def make(**options: Any) -> KafkaSink:
+        own = {"transactional.id": topic, **options}
+        return mp.sinks.kafka(topic, broker.address, key="id", register=f"r-{topic}"[:200], options=own)
+
+    return make
+
+
+def fence(sink: KafkaSink, claim: Registration) -> None:
+    assert isinstance(sink, FencingSink) and isinstance(sink, RegisteredSink)
+    sink.register(claim)
+    sink.fence(claim, 2)
+
+
+def delivery(batch: int, claim: Registration = CLAIM, partition: int = 0) -> Delivery:
+    return Delivery("orders", "5e1f", "totals", batch, partition, f"a{batch}", (claim.claim, claim.claim_attempt))
+
+
+def test_one_process_keeps_the_producers_of_all_workers(
+    broker: Broker, topic: str, make_sink: Callable[..., KafkaSink], in_a_worker: None
+) -> None:
+    sink, before = make_sink(), set(processes())
+    fence(sink, CLAIM)
+    for batch in (41, 42, 42):
+        sink.deliver(ROWS, delivery(batch))
+    [started] = set(processes()) - before
+    make_sink().deliver(ROWS, delivery(43, partition=1))  # as another worker would
+    assert set(processes()) - before == {started}
+    found = broker.read_committed(topic)
+    assert [message.json for message in found] == ROWS * 3
+    assert [message.key for message in found] == [row["id"].encode() for row in ROWS] * 3
+    assert [dict(message.headers)["millpond-batch"] for message in found[::5]] == [b"41", b"42", b"43"]
+
+
+def test_a_worker_delivers_once_although_the_process_is_killed(
+    broker: Broker, topic: str, make_sink: Callable[..., KafkaSink], in_a_worker: None
+) -> None:
+    sink, before = make_sink(), set(processes())
+    fence(sink, CLAIM)
+    for batch in range(41, 47):
+        sink.deliver(ROWS[:2], delivery(batch))
+        for number in set(processes()) - before:
+            os.kill(number, signal.SIGKILL)
+    assert [message.json for message in broker.read_committed(topic)] == ROWS[:2] * 6
+
+
+def test_errors_of_the_process_are_those_of_the_delivery(
+    make_sink: Callable[..., KafkaSink], in_a_worker: None
+) -> None:
+    sink = make_sink()
+    fence(sink, CLAIM)
+    sink.deliver(ROWS, delivery(41))
+    newer = Registration("orders", "5e1f", "totals", 50, "d0d0", 50, "d0d0")
+    fence(make_sink(), newer)
+    with pytest.raises(Fenced, match="claim is record 50"):
+        sink.deliver(ROWS, delivery(42))
+    with pytest.raises(InvalidUse, match="compression"):
+        make_sink(**{"compression.type": "no such thing"}).deliver(ROWS, delivery(51, newer))
+
+
+def test_options_that_are_functions_are_not_sent(
+    broker: Broker, topic: str, make_sink: Callable[..., KafkaSink], in_a_worker: None
+) -> None:
+    sink, before = make_sink(stats_cb=print), set(processes())
+    fence(sink, CLAIM)
+    sink.deliver(ROWS, delivery(41))
+    assert set(processes()) == before
+    assert [message.json for message in broker.read_committed(topic)] == ROWS
+
+
+def test_the_process_ends_when_no_worker_is_connected(make_sink: Callable[..., KafkaSink], in_a_worker: None) -> None:
+    from millpond.kafka.delivery_process import process_client
+
+    claim = Registration("orders", "5e1f", "totals", 60, "e0e0", 60, "e0e0")
+    sink, before = make_sink(), set(processes())
+    fence(sink, claim)
+    sink.deliver(ROWS, delivery(61, claim))
+    started = set(processes()) - before
+    assert len(started) == 1
+    process_client.close()
+
+    def is_over() -> bool:
+        process_client.close()
+        return not started & set(processes())
+
+    eventually(is_over, "the end of the process", 60.0)

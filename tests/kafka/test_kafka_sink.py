@@ -1,0 +1,538 @@
+"""The Kafka sink: what a message is made of, what a topic holds after trouble, and clear errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka_bench import KafkaApp, KafkaBench, fence_in_process
+from kafka_broker import Broker
+from kafka_operations import Message
+from secured_kafka import RESTRICTED, SecuredBroker
+
+import millpond as mp
+from millpond.errors import Fenced, Incompatible, InvalidUse
+
+
+@pytest.fixture
+def bench(broker: Broker, topic: str, tmp_path: Path) -> KafkaBench:
+    return KafkaBench(broker, topic, tmp_path)
+
+
+@pytest.fixture
+def write(broker: Broker, topic: str, tmp_path: Path) -> Callable[..., list[Message]]:
+    """Writes rows through an app to a topic of three partitions, and returns its messages."""
+
+    def run(rows: list[Any], **how: Any) -> list[Message]:
+        if how.get("create") is None and topic not in broker.admin.list_topics(timeout=30).topics:
+            broker.create_topic(topic, 3)
+        app = mp.App("writing", str(tmp_path / "state"), partitions=1)
+        target = how.pop("topic", topic)
+        options = {"transactional.id": topic, **how.pop("options", {})}
+        sink = mp.sinks.kafka(target, servers=broker.address, options=options, **how)
+        app.stream("rows", mp.sources.rows(rows)).to("out", sink)
+        run_locally(app)
+        return broker.read_committed(topic)
+
+    return run
+
+
+def sender_header(name: str, row: Any) -> dict[str, str]:
+    return {"from": name}
+
+
+def run_locally(app: mp.App) -> None:
+    from local_drivers import start_driver
+
+    driver = start_driver(app)
+    try:
+        while driver.batch(mp.lowlevel.Limit(1 << 40, 1 << 60)):
+            pass
+        driver.release()
+    finally:
+        driver.close()
+
+
+# --- what a message is made of ---
+
+
+def test_keys_go_to_the_partitions_that_java_chooses(write: Callable[..., list[Message]]) -> None:
+    # murmur2 of Java's producer, as its own tests list it; the partition is the positive hash modulo 3
+    hashes = {"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536}
+    hashes |= {"a-little-bit-longer-string": -1486304829, "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971}
+    hashes |= {"abc": 479470107}
+    found = {
+        (message.key or b"").decode(): message.partition for message in write([{"id": key} for key in hashes], key="id")
+    }
+    assert found == {key: (value & 0x7FFFFFFF) % 3 for key, value in hashes.items()}
+
+
+def test_every_part_of_a_message_can_be_chosen(write: Callable[..., list[Message]]) -> None:
+    row = {"id": 7, "who": "ann", "where": 2, "at": datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)}
+    [message] = write(
+        [row],
+        key=lambda row: (row["who"], row["id"]),
+        value=lambda row: f"{row['who']}!".encode(),
+        headers={"who": "who", "double": lambda row: row["id"] * 2, "none": lambda row: None},
+        partition="where",
+        timestamp="at",
+    )
+    assert (message.partition, message.key, message.value) == (2, b'["ann",7]', b"ann!")
+    assert message.timestamp == int(row["at"].timestamp() * 1000)  # type: ignore[attr-defined]
+    batch, *own = message.headers
+    assert batch[0] == "millpond-batch" and int(batch[1] or 0) >= 1
+    assert own == [("who", b"ann"), ("double", b"14"), ("none", None)]
+
+
+@pytest.mark.parametrize(
+    ("value", "row", "expected"),
+    [("string", "grün", "grün".encode()), ("bytes", b"\x00\xff", b"\x00\xff"), ("json", {"a": None}, b'{"a":null}')],
+)
+def test_a_row_is_written_in_its_format(
+    write: Callable[..., list[Message]], value: Any, row: Any, expected: bytes
+) -> None:
+    assert [message.value for message in write([row], value=value)] == [expected]
+
+
+def test_headers_can_be_a_function_and_a_row_can_be_a_tombstone(write: Callable[..., list[Message]]) -> None:
+    rows = [{"id": "a", "gone": False}, {"id": "a", "gone": True}]
+    found = write(rows, key="id", headers=lambda row: {"gone": str(row["gone"])}, deleted=lambda row: row["gone"])
+    assert [(message.value is None, dict(message.headers)["gone"]) for message in found] == [
+        (False, b"False"),
+        (True, b"True"),
+    ]
+
+
+def test_a_topic_is_created_as_it_is_asked_for(write: Callable[..., list[Message]], broker: Broker, topic: str) -> None:
+    from confluent_kafka.admin import ConfigResource
+
+    assert len(write([{"id": "a"}], key="id", create={"partitions": 5, "cleanup.policy": "compact"})) == 1
+    assert len(broker.partitions(topic)) == 5
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    [future] = broker.admin.describe_configs([resource]).values()
+    assert future.result()["cleanup.policy"].value == "compact"
+
+
+def test_each_row_can_name_its_topic(broker: Broker, topic: str, write: Callable[..., list[Message]]) -> None:
+    for name in (f"{topic}-a", f"{topic}-b"):
+        broker.create_topic(name)
+    write([{"n": i} for i in range(6)], topic=lambda row, topic=topic: f"{topic}-{'ab'[row['n'] % 2]}")
+    found = {name: [m.json["n"] for m in broker.read_committed(f"{topic}-{name}")] for name in "ab"}
+    assert found == {"a": [0, 2, 4], "b": [1, 3, 5]}
+
+
+def test_two_sinks_write_to_one_topic(broker: Broker, topic: str, tmp_path: Path) -> None:
+    broker.create_topic(topic)
+    app = mp.App("writing", str(tmp_path / "state"), partitions=2)
+    rows = app.stream("rows", mp.sources.rows([{"n": i} for i in range(10)]))
+    for name in ("one", "other"):
+        sink = mp.sinks.kafka(topic, servers=broker.address, headers=partial(sender_header, name))
+        rows.to(name, sink)
+    run_locally(app)
+    found = [(dict(m.headers)["from"], m.json["n"]) for m in broker.read_committed(topic)]
+    assert sorted(found) == sorted((name, n) for name in (b"one", b"other") for n in range(10))
+
+
+def test_names_that_look_alike_when_they_are_joined_do_not_fence_each_other(
+    broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    broker.create_topic(topic)
+    apps = [("a-b", "c"), ("a", "b-c"), ("a/b", "c"), ("a", "b/c")]
+    drivers = []
+    from local_drivers import start_driver
+
+    for number, (name, sink) in enumerate(apps):
+        app = mp.App(name, str(tmp_path / str(number)), partitions=1)
+        out = mp.sinks.kafka(topic, servers=broker.address, options={"transactional.id": topic})
+        app.stream("rows", mp.sources.rows([{"n": number}])).to(sink, out)
+        drivers.append(start_driver(app))
+    from millpond.kafka.transactions import writers
+
+    before = writers.takeovers
+    for driver in drivers:
+        driver.batch(mp.lowlevel.Limit(100, 1 << 60))
+        driver.close()
+    assert sorted(m.json["n"] for m in broker.read_committed(topic)) == [0, 1, 2, 3]
+    assert writers.takeovers == before
+
+
+# --- clear errors ---
+
+
+def within(seconds: float, work: Callable[[], object], kind: type[Exception], text: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(kind, match=text):
+        work()
+    assert time.monotonic() - began < seconds
+
+
+def test_a_row_that_is_too_large_is_one_error(write: Callable[..., list[Message]], broker: Broker, topic: str) -> None:
+    broker.create_topic(topic, max_message_bytes=2000)
+    rows = [{"id": str(i), "text": "x" * (5000 if i == 7 else 100)} for i in range(100)]
+    within(30, lambda: write(rows, key="id"), InvalidUse, r"message of 5\d\d\d bytes to topic .* key b'7'")
+    assert broker.read_committed(topic) == []
+
+
+def test_rows_of_which_each_is_small_enough_are_written_to_a_topic_of_small_messages(
+    write: Callable[..., list[Message]], broker: Broker, topic: str
+) -> None:
+    broker.create_topic(topic, max_message_bytes=2000)
+    assert len(write([{"id": str(i), "text": "x" * 100} for i in range(100)])) == 100
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_message_that_the_topic_never_takes_is_one_error(
+    write: Callable[..., list[Message]], broker: Broker, topic: str, exactly_once: bool
+) -> None:
+    broker.create_topic(topic, 2, cleanup_policy="compact")
+    within(30, lambda: write([{"id": 1}], exactly_once=exactly_once), InvalidUse, "without a key: give key=")
+
+
+def test_a_partition_that_the_topic_does_not_have_is_one_error(write: Callable[..., list[Message]]) -> None:
+    within(30, lambda: write([{"id": 7}], partition="id"), InvalidUse, "partition that partition= returns")
+
+
+def test_an_unknown_topic_is_one_error(write: Callable[..., list[Message]]) -> None:
+    within(30, lambda: write([{"id": 1}], topic="nowhere-at-all"), InvalidUse, "no topic 'nowhere-at-all'.*create=")
+
+
+def test_a_register_that_is_not_compacted_is_refused(
+    write: Callable[..., list[Message]], broker: Broker, topic: str
+) -> None:
+    broker.create_topic(f"{topic}-register", cleanup_policy="delete")
+    within(
+        30, lambda: write([{"id": 1}], register=f"{topic}-register"), InvalidUse, "cleanup.policy=compact, got delete"
+    )
+
+
+@pytest.mark.parametrize("missing", ["topic", "transactional id", "nothing"])
+def test_a_refused_authorization_is_one_error(secured: SecuredBroker, topic: str, tmp_path: Path, missing: str) -> None:
+    secured.broker.create_topic(topic)
+    rules = {
+        "topic": (topic, ("WRITE", "DESCRIBE"), "TOPIC"),
+        "transactional id": (f"{topic}/writing/out/0", ("WRITE", "DESCRIBE"), "TRANSACTIONAL_ID"),
+    }
+    for name, (resource, operations, kind) in rules.items():
+        allowed = operations if name != missing else ("DESCRIBE",)
+        secured.allow(RESTRICTED, resource, *allowed, kind=kind)
+    register = f"{topic}-register"
+    secured.broker.create_topic(register, cleanup_policy="compact")
+    secured.allow(RESTRICTED, register, "READ", "WRITE", "DESCRIBE")
+    secured.allow(RESTRICTED, "millpond", "DESCRIBE", kind="GROUP")
+    app = mp.App("writing", str(tmp_path / "state"), partitions=1)
+    options = {"transactional.id": topic, **secured.sasl(RESTRICTED)}
+    sink = mp.sinks.kafka(topic, servers=secured.sasl_address, register=register, options=options)
+    app.stream("rows", mp.sources.rows([{"n": 1}])).to("out", sink)
+    if missing == "nothing":
+        run_locally(app)
+        assert len(secured.broker.read_committed(topic)) == 1
+        return
+    within(30, lambda: run_locally(app), InvalidUse, "(?i)authoriz.*permissions")
+    assert secured.broker.read_committed(topic) == []
+
+
+def test_a_broker_that_is_down_is_waited_for_and_named_once(
+    topic: str, tmp_path: Path, kafka_jars: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Broker() as own:
+        bench = KafkaBench(own, topic, tmp_path)
+        app = bench.app.build()
+        bench.send(30)
+        driver = bench.app.start()
+        bench.app.batch(driver)
+        bench.send(30)
+        caplog.set_level(logging.WARNING, "millpond")
+
+        def stop_at_delivery(step: str, when: str) -> None:
+            if (step, when) == ("deliver", "before") and not down.is_set():
+                down.set()
+                own.kill()
+                threading.Timer(8.0, own.start).start()
+
+        down = threading.Event()
+        driver.release()
+        driver.close()
+        driver = bench.app.start(stop_at_delivery)
+        while bench.app.batch(driver):
+            pass
+        driver.release()
+        driver.close()
+        bench.check()
+        assert down.is_set()
+        warnings = [record.getMessage() for record in caplog.records if "is asked again" in record.getMessage()]
+        assert len(warnings) == 1 and "Kafka at" in warnings[0] and own.address in warnings[0]
+        assert app.name == "sums"
+
+
+# --- what a topic holds after trouble ---
+
+
+def test_a_topic_that_was_created_again_gets_its_messages_again(bench: KafkaBench) -> None:
+    for _ in range(3):
+        bench.send(30)
+        bench.app.run()
+    bench.brokers.delete_topic(bench.app.target)
+    bench.brokers.create_topic(bench.app.target, 3)
+    bench.app.run()
+    bench.check()
+    bench.send(30)
+    bench.app.run()
+    bench.check()
+
+
+def test_a_driver_that_dies_while_it_fills_a_topic_again_is_followed_by_one_that_goes_on(bench: KafkaBench) -> None:
+    from kafka_bench import AppProcess, Point
+
+    for _ in range(3):
+        bench.send(30)
+        bench.app.run()
+    bench.brokers.delete_topic(bench.app.target)
+    bench.brokers.create_topic(bench.app.target, 3)
+    for number in (2, 4):  # before the first delivery, and after some
+        assert AppProcess(bench.app, Point("commit_transaction", when="after", number=number)).result() == "killed"
+    bench.app.run()
+    bench.check()
+
+
+def test_a_topic_that_was_created_again_and_whose_outputs_are_gone_is_named(
+    broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    bench = KafkaBench(broker, topic, tmp_path, keep=2)
+    for _ in range(8):
+        bench.send(20)
+        bench.app.run()
+    broker.delete_topic(bench.app.target)
+    broker.create_topic(bench.app.target, 3)
+    with pytest.raises(Incompatible, match=r"batches \d+ to \d+ are gone.*accept"):
+        bench.app.run()
+    bench.send(20)
+    bench.app.with_(accept=("out",)).run()
+    assert len(bench.outputs()) == 20
+
+
+def test_a_topic_that_is_replaced_under_a_running_driver_is_noticed(bench: KafkaBench) -> None:
+    bench.send(30)
+    driver = bench.app.start()
+    assert bench.app.batch(driver)
+    bench.brokers.delete_topic(bench.app.target)
+    bench.brokers.create_topic(bench.app.target, 3)
+    bench.send(30)
+    with pytest.raises(Incompatible, match="deleted and created again while the app ran"):
+        bench.app.batch(driver)
+    driver.close()
+    bench.app.run()
+    bench.check()
+
+
+def test_a_register_that_was_deleted_doubles_nothing(broker: Broker, topic: str, tmp_path: Path) -> None:
+    bench = KafkaBench(broker, topic, tmp_path, sink={"register": f"{topic}-register"})
+    bench.send(30)
+    bench.app.run()
+    broker.delete_topic(f"{topic}-register")
+    bench.send(30)
+    for _ in range(2):
+        with pytest.raises(Incompatible, match=r"knows no driver of app 'sums'.*accept=\['out'\]"):
+            bench.app.run()
+    bench.app.with_(accept=("out",)).run()
+    bench.check()
+    bench.send(30)
+    bench.app.run()
+    bench.check()
+
+
+def test_a_register_that_is_deleted_under_a_running_driver_is_noticed(
+    broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    bench = KafkaBench(broker, topic, tmp_path, sink={"register": f"{topic}-register"})
+    bench.send(30)
+    driver = bench.app.start()
+    assert bench.app.batch(driver)
+    broker.delete_topic(f"{topic}-register")
+    bench.send(30)
+    with pytest.raises(Incompatible, match=r"register' at .* was deleted while the app ran"):
+        bench.app.batch(driver)
+    driver.close()
+    bench.app.with_(accept=("out",)).run()
+    bench.check()
+
+
+def test_exactly_once_can_be_switched_off_and_on(bench: KafkaBench) -> None:
+    for exactly_once in (True, False, True, True):
+        bench.send(30)
+        bench.app.with_(exactly_once=exactly_once).run()
+        bench.check()
+
+
+def test_a_sink_that_is_given_another_topic_begins_there_and_can_come_back(bench: KafkaBench, topic: str) -> None:
+    bench.send(30)
+    bench.app.run()
+    other = bench.app.with_(
+        target=bench.brokers.create_topic(f"{topic}-other", 3), options={"transactional.id": bench.app.target}
+    )
+    bench.send(20)
+    other.run()
+    assert len(bench.outputs()) == 30
+    assert len(bench.brokers.read_committed(other.target)) == 20
+    bench.send(10)
+    bench.app.run()
+    assert len(bench.outputs()) == 40
+    assert len(bench.brokers.read_committed(other.target)) == 20
+
+
+@pytest.mark.parametrize("partitions", [(2, 5, 3), (4, 1, 4)])
+def test_partitions_can_become_more_and_fewer(bench: KafkaBench, partitions: tuple[int, ...]) -> None:
+    for count in partitions:
+        bench.send(30)
+        bench.app.with_(partitions=count).run()
+    bench.check(bench.app.with_(partitions=partitions[-1]))
+
+
+def test_a_rollback_delivers_what_follows_it_once(bench: KafkaBench) -> None:
+    bench.send(30)
+    bench.app.run()
+    newest = mp.open(bench.app.state, bench.app.name).newest
+    assert newest is not None
+    bench.send(20)
+    bench.app.run()
+    bench.app.build().rollback(newest.number)
+    bench.app.run()
+    counts: dict[int, int] = {}
+    for row in bench.outputs():
+        counts[row["id"]] = counts.get(row["id"], 0) + 1
+    assert counts == {**dict.fromkeys(range(30), 1), **dict.fromkeys(range(30, 50), 2)}, "messages cannot be taken back"
+
+
+# --- two copies of one state directory ---
+
+
+def copy_of(app: KafkaApp, name: str) -> KafkaApp:
+    state = Path(app.state)
+    shutil.copytree(state, state.parent / name / "state")
+    return app.with_(state=str(state.parent / name / "state"))
+
+
+def test_an_older_copy_stops_before_it_changes_anything(bench: KafkaBench) -> None:
+    bench.send(30)
+    bench.app.run()
+    older = copy_of(bench.app, "older")
+    bench.send(30)
+    bench.app.run()
+    for _ in range(2):
+        with pytest.raises(Incompatible, match="does not contain them"):
+            older.run()
+    bench.send(10)
+    bench.app.run()
+    bench.check()
+
+
+def test_what_another_copy_delivered_stays_if_that_is_accepted(bench: KafkaBench) -> None:
+    bench.send(30)
+    bench.app.run()
+    older = copy_of(bench.app, "older")
+    bench.send(30)
+    bench.app.run()
+    older.with_(accept=("out",)).run()
+    older.run()  # once accepted, it need not be accepted again
+    assert sorted(row["id"] for row in bench.outputs()) == sorted([*range(60), *range(30, 60)])
+    with pytest.raises(Incompatible, match="does not contain them"):
+        bench.app.run()
+
+
+@pytest.mark.parametrize("accept", [(), ("out",)])
+def test_two_drivers_on_two_copies_end_in_an_error_for_one(bench: KafkaBench, accept: tuple[str, ...]) -> None:
+    bench.send(30)
+    bench.app.run()
+    copied = copy_of(bench.app, "copy").with_(accept=accept)
+    first = bench.app.start()
+    if not accept:
+        with pytest.raises(Incompatible, match="does not contain them"):
+            copied.start()
+        bench.send(30)
+        assert bench.app.batch(first)
+        first.close()
+        bench.check()
+        return
+    second = copied.start()
+    bench.send(30)
+    with pytest.raises((Incompatible, Fenced), match=r"copy|newer driver"):
+        bench.app.batch(first)
+    assert copied.batch(second)
+    first.close(), second.close()
+    bench.check(copied)
+
+
+def test_a_driver_that_follows_another_in_one_process_delivers(bench: KafkaBench) -> None:
+    """The process still has the producers of the first, whose claim is not the newest."""
+    for _ in range(3):
+        bench.send(10)
+        first = bench.app.start()
+        assert bench.app.batch(first)
+        first.close()
+    bench.check()
+
+
+def test_a_process_that_delivered_for_a_driver_delivers_for_the_next_one(broker: Broker, topic: str) -> None:
+    """Spark's workers outlive a driver of their session. They know what the first one wrote."""
+    broker.create_topic(topic)
+    sink = mp.sinks.kafka(topic, servers=broker.address, options={"transactional.id": topic})
+    for batch, claim in ((11, 10), (21, 20)):
+        fence_in_process(sink, mp.lowlevel.Registration("orders", "5e1f", "out", claim, "c1", claim, "c1"), 1)
+        sink.deliver([{"n": batch}], mp.lowlevel.Delivery("orders", "5e1f", "out", batch, 0, "a7", (claim, "c1")))
+    assert [message.json["n"] for message in broker.read_committed(topic)] == [11, 21]
+
+
+# --- published state ---
+
+
+def table_of(messages: list[Message]) -> Mapping[str, Any]:
+    """The table that a reader builds from a compacted topic."""
+    found: dict[str, Any] = {}
+    for message in messages:
+        key = (message.key or b"").decode()
+        found.pop(key, None)
+        if message.value is not None:
+            found[key] = json.loads(message.value)["value"]
+    return found
+
+
+def keep_count(key: str, row: dict[str, Any], count: int) -> tuple[None, int | None]:
+    return None, None if row["gone"] else count + 1
+
+
+def test_changes_of_state_are_a_table_in_a_compacted_topic(broker: Broker, topic: str, tmp_path: Path) -> None:
+    source = broker.create_topic(f"{topic}-in")
+
+    def build() -> mp.App:
+        app = mp.App("counts", str(tmp_path / "state"), partitions=2)
+        rows = app.stream("rows", mp.sources.kafka(source, servers=broker.address)).key_by("key")
+        rows.stateful_map("count", keep_count, initial=0)
+        sink = mp.sinks.kafka(
+            topic, servers=broker.address, key="key", create={"partitions": 2, "cleanup.policy": "compact"}
+        )
+        app.changes("count").to("table", sink)
+        return app
+
+    def step(*rows: tuple[str, bool]) -> None:
+        broker.send(source, [{"key": key, "gone": gone} for key, gone in rows])
+        run_locally(build())
+
+    step(("a", False), ("b", False), ("a", False), ("c", False))
+    assert table_of(broker.read_committed(topic)) == {"a": 2, "b": 1, "c": 1}
+    before = mp.open(str(tmp_path / "state"), "counts").newest
+    step(("b", True), ("c", False), ("d", False))
+    messages = broker.read_committed(topic)
+    assert table_of(messages) == {"a": 2, "c": 2, "d": 1} == dict(build().state("count").items())
+    assert [message.key for message in messages if message.value is None] == [b"b"]
+    assert before is not None
+    build().rollback(before.number)
+    run_locally(build())
+    assert table_of(broker.read_committed(topic)) == dict(build().state("count").items())
