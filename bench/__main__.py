@@ -14,6 +14,7 @@ from pathlib import Path
 import aggregate
 import apply_batch
 import batch_sizes
+import kafka
 import map_batch
 import python_alone
 import running_total
@@ -32,11 +33,19 @@ SUBJECTS: dict[str, list[Callable[[Bench], None]]] = {
     "batches": [batch_sizes.small_batches, batch_sizes.large_batches],
     "sources": [sources.json_lines, sources.streaming_dataframe],
 }
+# Only when they are asked for: they start a broker, and their peer is in an environment of its own.
+WITH_BROKER: dict[str, list[Callable[[Bench], None]]] = {
+    "kafka": [kafka.once_against_quix, kafka.latency, kafka.source_against_files],
+    "kafka-once": [kafka.once_against_quix],
+    "kafka-latency": [kafka.latency],
+    "kafka-source": [kafka.source_against_files],
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python bench", description="The speed of Millpond.")
-    parser.add_argument("--only", nargs="+", choices=SUBJECTS, metavar="NAME", help=", ".join(SUBJECTS))
+    known = SUBJECTS | WITH_BROKER
+    parser.add_argument("--only", nargs="+", choices=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--quick", action="store_true", help="fewer batches: a check that it runs, not a measurement")
     parser.add_argument("--no-peers", action="store_true", help="Millpond alone, for tuning")
     options = parser.parse_args()
@@ -44,7 +53,7 @@ def main() -> None:
         bench = Bench(Path(place), is_quick=options.quick, has_peers=not options.no_peers)
         try:
             for name in options.only or SUBJECTS:
-                for measure in SUBJECTS[name]:
+                for measure in known[name]:
                     measure(bench)
         finally:
             bench.end()  # with what there is, if a benchmark fails

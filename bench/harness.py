@@ -10,6 +10,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,7 @@ class Bench:
     is_quick: bool = False  # a check that everything runs, not a measurement
     has_peers: bool = True
     lines: list[tuple[str, str]] = field(default_factory=list)  # of the table
+    at_end: ExitStack = field(default_factory=ExitStack)  # closes what benchmarks have started
     _inputs: dict[Any, str] = field(default_factory=dict)
     _warmed: float = 0.0  # seconds for which the session has been warmed up
 
@@ -106,9 +108,10 @@ class Bench:
             self.note(what, f"{one:,.0f} / {other:,.0f} rows/s = {ratio(one, other)}")
 
     def end(self) -> None:
-        """Stop the session, if there is one, and print the table."""
+        """Stop the session, if there is one, and what else was started, and print the table."""
         if "spark" in self.__dict__:
             self.spark.stop()
+        self.at_end.close()
         print("\n| what | figure |\n|---|---|")
         for what, figure in self.lines:
             print(f"| {what} | {figure} |")
