@@ -1,6 +1,7 @@
 """README and docs are true: their blocks run, their links lead somewhere, and nothing public is left out of them.
 
-Blocks that need Spark run in tests/spark/test_docs_on_spark.py.
+Blocks that need Spark run in tests/spark/test_docs_on_spark.py, pages that need Kafka in
+tests/kafka/test_kafka_docs_spark.py.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from doc_pages import DOCS, README, ROOT, Block, Failed, blocks, pages, run_page
 
 import millpond as mp
 from millpond.cli import commands
+from millpond.kafka.clients import RESERVED_OPTIONS
+from millpond.kafka.reader import CONSUMER_DEFAULTS
+from millpond.kafka.transactions import PRODUCER_DEFAULTS
 from millpond.log.heartbeat import Beat
 from millpond.log.manifest import Manifest
 from millpond.log.record import FORMAT, Record
@@ -41,7 +45,7 @@ def name_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_the_blocks_of_a_page_run_and_print_what_it_says(page: Path, tmp_path: Path) -> None:
-    run_page([block for block in blocks(page) if not block.spark], tmp_path, "a_page")
+    run_page([block for block in blocks(page) if not block.spark and not block.kafka], tmp_path, "a_page")
 
 
 def test_there_are_blocks_to_run() -> None:
@@ -83,6 +87,12 @@ def test_a_block_marked_for_spark_is_known(tmp_path: Path) -> None:
     page = tmp_path / "a.md"
     page.write_text("<!-- spark -->\n```python\n1\n```\n\n```python\n2\n```\n")
     assert [block.spark for block in blocks(page)] == [True, False]
+
+
+def test_all_blocks_of_a_page_for_kafka_are_known(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    page.write_text("# A\n<!-- kafka -->\n\n```python\n1\n```\n\n```python\n2\n```\n")
+    assert [block.kafka for block in blocks(page)] == [True, True]
 
 
 # --- commands are there ---
@@ -149,7 +159,7 @@ def in_code(name: str, text: str) -> bool:
 def public_names() -> Iterator[str]:
     modules = {"errors", "sinks", "sources", "testing"}
     yield from (f"mp.{name}" for name in mp.__all__ if name not in modules)
-    for module in (mp.sinks, mp.sources, mp.testing):
+    for module in (mp.formats, mp.sinks, mp.sources, mp.testing):
         yield from (f"mp.{module.__name__.rpartition('.')[2]}.{name}" for name in module.__all__)
     for name, thing in vars(mp.errors).items():
         if inspect.isclass(thing) and issubclass(thing, mp.errors.MillpondError):
@@ -179,6 +189,7 @@ def test_every_member_of_a_public_class_is_in_the_reference(name: str) -> None:
 def arguments() -> Iterator[tuple[str, str]]:
     found: dict[str, Any] = {"App": mp.App, "stream": mp.App.stream, "run": mp.App.run, "retry": mp.retry}
     found |= {f"sources.{name}": getattr(mp.sources, name) for name in mp.sources.__all__}
+    found |= {f"formats.{name}": getattr(mp.formats, name) for name in mp.formats.__all__}
     found |= {f"sinks.{name}": getattr(mp.sinks, name) for name in mp.sinks.__all__}
     found |= {f"triggers.{name}": getattr(mp.triggers, name) for name in mp.triggers.__all__ if name.islower()}
     found |= {name: getattr(mp, name) for name in mp.__all__ if inspect.isfunction(getattr(mp, name))}
@@ -261,6 +272,12 @@ def test_the_storage_page_has_every_field_of_the_small_files() -> None:
     }
     assert [name for name in sorted(fields) if not in_code(name, page)] == []
     assert f"format {FORMAT}." in page
+
+
+def test_the_kafka_page_has_every_setting_that_has_another_default_or_is_refused() -> None:
+    page = (DOCS / "reference" / "kafka.md").read_text().split("## Options")[1]
+    settings = [*RESERVED_OPTIONS, *CONSUMER_DEFAULTS, *PRODUCER_DEFAULTS]
+    assert [name for name in settings if f"`{name}`" not in page] == []
 
 
 # --- pages hang together ---

@@ -62,7 +62,8 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     program = folder / "all.py"
     # One process for all of them, because starting Spark is what takes time; each is __main__ in its turn.
     program.write_text("import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')\n")
-    examples = sorted((ROOT / "examples").glob("*.py"))
+    # tests/kafka runs the example that needs a broker.
+    examples = sorted(path for path in (ROOT / "examples").glob("*.py") if not path.name.startswith("kafka"))
     assert [example.name for example in examples] == ["orders.py", "payments.py", "sensors.py", "visits.py"]
     printed = []
 
