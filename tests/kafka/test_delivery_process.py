@@ -22,15 +22,16 @@ ROWS = [{"id": str(n), "text": "ä\n" * n} for n in range(5)]
 
 
 def processes() -> list[int]:
-    """The delivery processes that run on this machine."""
+    """The delivery processes that this one has started, and that run. Other tests may have some at the same time."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 command = (folder / "cmdline").read_bytes()
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if b"millpond.kafka.delivery_process import" in command:
+            if b"millpond.kafka.delivery_process import" in command and parent == os.getpid():
                 found.append(int(folder.name))
     return found
 

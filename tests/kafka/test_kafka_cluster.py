@@ -53,7 +53,7 @@ def running(bench: KafkaBench) -> Iterator[None]:
     finally:
         full.set()
         threads[1].join()
-        eventually(lambda: errors or len(bench.outputs()) >= len(bench.rows), "all outputs", 90)
+        eventually(lambda: errors or len(bench.outputs()) >= len(bench.rows), "all outputs", 300)
         stop.set()
         threads[0].join()
         assert not errors, errors

@@ -31,6 +31,7 @@ REQUEST_SECONDS = 15.0  # that a request may take before it counts as unavailabl
 DOWN_SECONDS = 3.0  # the same, if no broker can be reached
 ANSWER_SECONDS = 1.0  # that a plan waits for an answer at a time: an app that is asked to stop does not wait longer
 RETRY_SECONDS = 0.5
+MOST_STALE = 4  # answers about leaders that are gone, before a client is replaced
 SECRET_WORDS = ("password", "secret", "token", "key", "jaas", "oauthbearer.config", "username", "userinfo", "user.info")
 # What a client that only asks questions needs of the user's options; it warns of others.
 SHARED_OPTIONS = (
@@ -313,6 +314,7 @@ class Requests:
         self._settings = settings
         self._watch = ErrorWatch(settings)
         self._client: AdminClient | None = None
+        self._stale = 0  # answers in a row that a partition has no leader, or another one
         self._open: dict[Hashable, tuple[float, Mapping[Any, Future[Any]]]] = {}  # since when, and the answers to come
 
     def __reduce__(self) -> Any:
@@ -335,7 +337,12 @@ class Requests:
             return self._wait(future, doing)
         except Unavailable as error:
             if _has_code(error, _stale_codes()):  # the client would ask the same broker again for minutes
-                self._find_leaders()
+                self._stale += 1
+                if self._stale % MOST_STALE == 0:
+                    self._client = None  # another one begins without what this one believes
+                    self._open.clear()
+                else:
+                    self._find_leaders()
             raise
 
     def _find_leaders(self) -> None:
@@ -357,6 +364,7 @@ class Requests:
                         raise self._watch.timeout(doing) from None
                 else:
                     self._watch.succeed()
+                    self._stale = 0
                     return found
 
     def wait_or_none(self, future: Future[T], doing: str) -> T | None:
@@ -438,6 +446,7 @@ def _stale_codes() -> set[int]:
     from confluent_kafka import KafkaError as E
 
     return {
+        E._NOENT,  # of none of the partitions that were asked for
         E.FENCED_LEADER_EPOCH,
         E.UNKNOWN_LEADER_EPOCH,
         E.NOT_LEADER_FOR_PARTITION,
