@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import count
 
 import pytest
@@ -37,7 +38,17 @@ def broker(kafka_jars: None) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def cluster(kafka_jars: None) -> Iterator[Cluster]:
-    with Cluster() as three:
+    # The brokers give up on each other after a second or two, so that tests need not wait for elections. On a machine
+    # that is busy when they start, they may never agree on a controller: then they start again.
+    attempts = 3
+    with ExitStack() as stack:
+        for attempt in range(1, attempts + 1):
+            try:
+                three = stack.enter_context(Cluster())
+                break
+            except AssertionError:
+                if attempt == attempts:
+                    raise
         yield three
 
 

@@ -168,7 +168,8 @@ class Cluster(Operations):
     replication = 3
 
     def __init__(self, *, settings: Mapping[str, object] | None = None) -> None:
-        clients, controllers = free_ports(3), free_ports(3)
+        ports = free_ports(6)  # all at once: of two calls, the second may return ports of the first
+        clients, controllers = ports[:3], ports[3:]
         voters = dict(enumerate(controllers, start=1))
         self.brokers = [
             Node(number, {"PLAINTEXT": port, "CONTROLLER": voters[number]}, voters, {**THREE, **(settings or {})})
