@@ -61,7 +61,7 @@ def test_the_offsets_that_a_group_has_committed_are_read(broker: Broker, topic: 
 def test_retention_takes_a_second_or_two(broker: Broker, topic: str):
     broker.create_topic(topic, retention_ms=100, segment_ms=100)
     broker.send(topic, ["old"], timestamp=1000)
-    eventually(lambda: broker.start_offsets(topic) == {0: 1}, "retention", 60)
+    eventually(lambda: broker.start_offsets(topic) == {0: 1}, "retention", 180)
 
 
 def test_compaction_takes_a_second_or_two(broker: Broker, topic: str):
@@ -72,7 +72,7 @@ def test_compaction_takes_a_second_or_two(broker: Broker, topic: str):
         return broker.read_committed(topic)[0].offset > 0
 
     broker.send(topic, ["first"], key="k")
-    eventually(is_compacted, "compaction", 60)
+    eventually(is_compacted, "compaction", 180)
 
 
 def test_a_killed_broker_comes_back_with_its_data(topic: str, kafka_jars: None):
@@ -109,7 +109,7 @@ def test_a_broker_dies_with_the_process_that_started_it(tmp_path: Path, kafka_ja
         assert any_alive([pid])
         starter.send_signal(signal.SIGKILL)
     try:
-        eventually(lambda: not any_alive([pid]), "the end of the broker", 30)
+        eventually(lambda: not any_alive([pid]), "the end of the broker", 180)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -171,5 +171,5 @@ def errors_of(user: Operations) -> set[str]:
         client.poll(0.1)
         return bool(heard - {"_ALL_BROKERS_DOWN"})
 
-    eventually(hears_of_one, "an error", 60)
+    eventually(hears_of_one, "an error", 180)
     return heard

@@ -130,4 +130,4 @@ def test_the_process_ends_when_no_worker_is_connected(make_sink: Callable[..., K
         process_client.close()
         return not started & set(processes())
 
-    eventually(is_over, "the end of the process", 60.0)
+    eventually(is_over, "the end of the process", 180.0)

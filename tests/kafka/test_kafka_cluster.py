@@ -48,7 +48,7 @@ def running(bench: KafkaBench) -> Iterator[None]:
     for thread in threads:
         thread.start()
     try:
-        eventually(lambda: errors or bench.outputs(), "the first output", 60)
+        eventually(lambda: errors or bench.outputs(), "the first output", 180)
         yield
     finally:
         full.set()

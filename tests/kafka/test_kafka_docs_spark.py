@@ -97,9 +97,9 @@ def test_a_user_with_the_permissions_of_the_page_can_read_and_write(
     splits = source.plan({}, mp.lowlevel.Limit(rows=10, bytes=1 << 20), now=0.0)
     [chunk] = [chunk for split in splits for chunk in source.read(split)]
     source.acknowledge("orders", {splits[0].place: chunk.position})
-    eventually(lambda: broker.group_offsets("orders", f"{topic}-in") == {0: 1}, "the offsets of the group", 30.0)
+    eventually(lambda: broker.group_offsets("orders", f"{topic}-in") == {0: 1}, "the offsets of the group", 180.0)
     source.acknowledge("a group that is not allowed", {splits[0].place: chunk.position})
-    eventually(lambda: "were not committed" in caplog.text, "the warning", 30.0)
+    eventually(lambda: "were not committed" in caplog.text, "the warning", 180.0)
     assert source.plan({splits[0].place: chunk.position}, mp.lowlevel.Limit(rows=10, bytes=1 << 20), now=0.0) == []
 
     sink = mp.sinks.kafka(f"{topic}-out", servers=secured.sasl_address, create={"partitions": 1}, options=options)

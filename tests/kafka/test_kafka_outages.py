@@ -22,7 +22,7 @@ PATIENCE = 10.0  # seconds until an app has stopped: one or two on a quiet machi
 
 
 def eventually(found: Callable[[], Any], what: str) -> Any:
-    return processes.eventually(found, what, 60)
+    return processes.eventually(found, what, 180)
 
 
 def count_to(n: int, first: int = 0) -> list[dict[str, int]]:

@@ -80,8 +80,11 @@ def test_a_pattern_leaves_out_the_topics_of_kafka_itself(broker: Broker, topic: 
 
 
 def positions_or_none(app: Copying) -> Any:
-    newest = mp.open(app.app.state_dir, app.app.name).newest if Path(app.app.state_dir).exists() else None
-    return positions(app.app) if newest is not None else None
+    """The positions of the newest commit, once the app has one."""
+    try:
+        return positions(app.app)
+    except InvalidUse:  # there is no app in the state directory, or no state directory
+        return None
 
 
 def test_an_empty_topic_has_no_rows(broker: Broker, topic: str, tmp_path: Path) -> None:
@@ -324,7 +327,7 @@ def test_a_compacted_topic_has_gaps(broker: Broker, topic: str, tmp_path: Path) 
         broker.send(topic, [until], key="k2")
         return len(broker.read_committed(topic)) < broker.end_offsets(topic)[0] - 5
 
-    eventually(cleaned, "compaction", 60)
+    eventually(cleaned, "compaction", 180)
     app = Copying(tmp_path, mp.sources.kafka(topic, servers=broker.address))
     app.run(max_rows=5)
     newest = {row["n"] % 3: row["n"] for row in app.rows}

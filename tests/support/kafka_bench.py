@@ -185,7 +185,7 @@ def fence_in_process(sink: Any, registration: mp.lowlevel.Registration, partitio
     """Let a driver in a process of its own take a sink over."""
     process = PROCESSES.Process(target=sink.fence, args=(registration, partitions))
     process.start()
-    process.join(60)
+    process.join(180)
     assert process.exitcode == 0
 
 
@@ -200,7 +200,7 @@ class AppProcess:
         assert self._process.pid is not None
         self.pid = self._process.pid
 
-    def result(self, patience: float = 60.0) -> str:
+    def result(self, patience: float = 180.0) -> str:
         """What it ended with: "done", the error, or "killed"."""
         self._process.join(patience)
         assert self._process.exitcode is not None, f"still running after {patience:.0f} s"
@@ -215,7 +215,7 @@ class AppProcess:
             assert self._process.is_alive(), f"it ended before it was paused: {self.result()}"
             return False
 
-        eventually(asleep, "a process that pauses itself", 60.0)
+        eventually(asleep, "a process that pauses itself", 180.0)
 
     def wake(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -28,12 +28,15 @@ from confluent_kafka.admin import (
 )
 from processes import eventually
 
-TIMEOUT = 60.0  # seconds for one operation; a busy machine is slow
+TIMEOUT = 180.0  # seconds for one operation; a busy machine is slow
 SILENT = logging.getLogger("kafka-operations")  # a broker that a test has stopped is no news
 SILENT.addHandler(logging.NullHandler())
 SILENT.propagate = False
-# Answers about a partition whose leader has just changed
+# Answers about a partition whose leader has just changed, or of a coordinator that has just started
 NOT_YET = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -218,23 +221,32 @@ class Operations:
     def _offsets(self, topic: str, which: OffsetSpec, level: IsolationLevel) -> dict[int, int]:
         asked = {TopicPartition(topic, partition): which for partition in self.partitions(topic)}
 
-        def answers() -> dict[int, int] | None:
-            found = self.admin.list_offsets(asked, isolation_level=level, request_timeout=TIMEOUT)
-            try:
-                return {place.partition: future.result(TIMEOUT).offset for place, future in found.items()}
-            except KafkaException as error:
-                if error.args[0].retriable() or error.args[0].code() in NOT_YET:
-                    return None
-                raise
+        def answers() -> dict[TopicPartition, Any] | None:
+            return results_or_none(self.admin.list_offsets(asked, isolation_level=level, request_timeout=TIMEOUT))
 
-        return dict(eventually(answers, f"offsets of {topic}", TIMEOUT))
+        found = eventually(answers, f"offsets of {topic}", TIMEOUT)
+        return {place.partition: result.offset for place, result in found.items()}
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
         """The offsets that a consumer group has committed, by partition; partitions without one are left out."""
         places = [TopicPartition(topic, partition) for partition in self.partitions(topic)]
         asked = [ConsumerGroupTopicPartitions(group, places)]
-        result = self.admin.list_consumer_group_offsets(asked, request_timeout=TIMEOUT)[group].result(TIMEOUT)
-        return {place.partition: place.offset for place in result.topic_partitions or [] if place.offset >= 0}
+
+        def answers() -> dict[str, Any] | None:
+            return results_or_none(self.admin.list_consumer_group_offsets(asked, request_timeout=TIMEOUT))
+
+        found = eventually(answers, f"the offsets of the group {group}", TIMEOUT)[group]
+        return {place.partition: place.offset for place in found.topic_partitions or [] if place.offset >= 0}
+
+
+def results_or_none(futures: Mapping[Any, Future[Any]]) -> dict[Any, Any] | None:
+    """The results of all futures; None while a broker is not ready to answer."""
+    try:
+        return {what: future.result(TIMEOUT) for what, future in futures.items()}
+    except KafkaException as error:
+        if error.args[0].retriable() or error.args[0].code() in NOT_YET:
+            return None
+        raise
 
 
 def produce_all(
