@@ -73,8 +73,7 @@ def test_a_pattern_leaves_out_the_topics_of_kafka_itself(broker: Broker, topic: 
     broker.send(topic, count_to(1))
     app = Copying(tmp_path, mp.sources.kafka(topic, servers=broker.address))
     app.run()
-    group = app.app.name
-    eventually(lambda: broker.group_offsets(group, topic), "a commit to __consumer_offsets")
+    assert broker.group_offsets(app.app.name, topic), "a commit to __consumer_offsets"
     pattern = mp.sources.kafka(rf"^(__consumer.*|{topic})$", servers=broker.address, value="bytes")
     assert Copying(tmp_path / "2", pattern).run() == [b'{"n": 0}']
 
@@ -418,8 +417,8 @@ def test_two_apps_read_one_topic_and_the_groups_have_their_offsets(broker: Broke
     one = Copying(tmp_path / "1", mp.sources.kafka(topic, servers=broker.address), name=f"{topic}-one")
     two = Copying(tmp_path / "2", mp.sources.kafka(topic, servers=broker.address, group=f"{topic}-g"), name="two")
     assert numbers(one.run()) == numbers(two.run()) == list(range(14))
-    eventually(lambda: broker.group_offsets(f"{topic}-one", topic) == {0: 10, 1: 4}, "offsets of the first")
-    eventually(lambda: broker.group_offsets(f"{topic}-g", topic) == {0: 10, 1: 4}, "offsets of the second")
+    assert broker.group_offsets(f"{topic}-one", topic) == {0: 10, 1: 4}
+    assert broker.group_offsets(f"{topic}-g", topic) == {0: 10, 1: 4}
     # Nothing depends on them.
     broker.send(topic, [{"n": 14}], partition=0)
     broker.admin.delete_consumer_groups([f"{topic}-one"])[f"{topic}-one"].result(60)

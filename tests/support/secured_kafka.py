@@ -12,6 +12,7 @@ from typing import Any
 
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     ResourcePatternType,
@@ -27,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from kafka_broker import Broker
 from kafka_operations import TIMEOUT, Operations, wait_for_all
+from processes import eventually
 
 ADMIN = "admin"  # may do everything
 RESTRICTED = "restricted"  # may do what `allow` allows
@@ -92,6 +94,14 @@ class SecuredBroker:
             for operation in operations
         ]
         wait_for_all(self.broker.admin.create_acls(rules, request_timeout=TIMEOUT))
+        every = AclBindingFilter(
+            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+        )
+
+        def have_effect() -> bool:
+            return set(rules) <= set(self.broker.admin.describe_acls(every, request_timeout=TIMEOUT).result(TIMEOUT))
+
+        eventually(have_effect, "rules in the broker's authorizer")
 
 
 class UserOperations(Operations):

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Self
 
@@ -412,10 +413,15 @@ class Driver:
         for stream in streams:
             source = self._acknowledged.get(stream)
             if source is not None:
-                try:
+                with self._logged_failure(stream):
                     source.acknowledge(self.program.app, self.positions.get(stream, {}))
-                except Exception as error:
-                    log.warning("%s: stream %r: its position was not acknowledged: %s", self.program.app, stream, error)
+
+    @contextmanager
+    def _logged_failure(self, stream: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            log.warning("%s: stream %r: its position was not acknowledged: %s", self.program.app, stream, error)
 
     def _tidy(self) -> None:
         self._at("tidy", "before")
@@ -436,6 +442,9 @@ class Driver:
                 manifest = self.compactor.ready or self.last.manifest
                 floor = max(self.compactor.floor, self.last.floor)
                 self.owner.write("release", self.delivery.delivered, manifest=manifest, floor=floor)
+                for stream, source in self._acknowledged.items():
+                    with self._logged_failure(stream):
+                        source.finish_acknowledging()
 
     def close(self) -> None:
         """Stop the threads and wait for them. May be called twice."""

@@ -300,6 +300,9 @@ class AcknowledgedSource(Protocol):
     >>> class Monitored:
     ...     def acknowledge(self, app, position):
     ...         print(app, "has read", position)
+    ...
+    ...     def finish_acknowledging(self):
+    ...         pass
     >>> isinstance(Monitored(), mp.lowlevel.AcknowledgedSource)
     True
     >>> Monitored().acknowledge("orders", {"0": 7})
@@ -311,6 +314,13 @@ class AcknowledgedSource(Protocol):
 
         Called on the driver, after each commit for which the source has planned, and once when a driver starts. It must
         not block: the next batch waits for it. An exception is logged and changes nothing.
+        """
+        ...
+
+    def finish_acknowledging(self) -> None:
+        """Wait until others can see the last position. Called on the driver at the end of a run, perhaps twice.
+
+        It should give up after a few seconds. An exception is logged and changes nothing.
         """
         ...
 

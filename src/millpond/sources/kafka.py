@@ -19,6 +19,7 @@ import msgspec
 from millpond.clock import elapsed
 from millpond.errors import InvalidUse, MillpondError, Unavailable, short_repr
 from millpond.kafka.clients import KafkaSettings, Requests, show_names
+from millpond.kafka.group_offsets import GroupOffsets
 from millpond.kafka.message_formats import Format, check_format, make_decoder
 from millpond.kafka.reader import MessageRun, OffsetsGone, PartitionReader, put_back_reader, take_reader
 from millpond.kafka.schema_registry import RegistrySettings
@@ -40,6 +41,7 @@ FIRST_ROW_BYTES = 200.0  # until a batch has told
 SPARSE = 0.5  # messages per offset, below which a plan goes by messages, not by offsets
 LARGEST_READ = 64 << 20  # bytes that a split may have beyond what was planned
 NO_TIME = -1
+LAST_ANSWER_SECONDS = 2.0  # that the end of a run waits for the offsets of the group
 MISSING_SECONDS = 2.0  # after which a topic that is not found does not exist: a broker may not know it yet
 
 
@@ -97,8 +99,7 @@ class KafkaSource:
         self._missing: dict[str, float] = {}  # topic → since when it is not found
         self._is_snapshot = False
         self._snapshot: dict[str, int] | None = None  # place → its end when the snapshot was taken
-        self._pending: tuple[str, Mapping[str, Any]] | None = None  # the group and position to acknowledge next
-        self._acknowledging: Any = None
+        self._group_offsets = GroupOffsets(settings, self._requests, repr(self))
 
     # --- on the driver ---
 
@@ -188,9 +189,14 @@ class KafkaSource:
         """Commit the offsets of the consumer group, which tools for monitoring read. Does not wait for the answer."""
         position = _partitions(position)
         self._note_density(position)
-        self._pending = (self.group or app, position)
-        if self._acknowledging is None or self._acknowledging.done():
-            self._send_pending()
+        places = [(*place.rsplit("/", 1), entry["offset"]) for place, entry in position.items()]
+        self._group_offsets.commit(
+            self.group or app, {(topic, int(number)): offset for topic, number, offset in places}
+        )
+
+    def finish_acknowledging(self) -> None:
+        """Wait for the offsets that were sent last. Gives up after two seconds."""
+        self._group_offsets.wait(LAST_ANSWER_SECONDS)
 
     def _note_density(self, position: Mapping[str, Any]) -> None:
         """Take note of how many offsets had no message in the batch that was committed."""
@@ -200,21 +206,6 @@ class KafkaSource:
             moved = sum(entry["offset"] - before.get(place, {}).get("offset", 0) for place, entry in position.items())
             if moved > 0:
                 self._density = min(1.0, max(1e-6, rows / moved))
-
-    def _send_pending(self, before: Any = None) -> None:
-        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-
-        if before is not None and before.exception() is not None:
-            self._log_once(f"the offsets of the consumer group were not committed: {before.exception()}")
-        pending, self._pending = self._pending, None
-        if pending is None or not pending[1]:
-            return
-        group, position = pending
-        parts = [(*place.rsplit("/", 1), entry["offset"]) for place, entry in position.items()]
-        offsets = [TopicPartition(topic, int(number), offset) for topic, number, offset in parts]
-        futures = self._requests.client.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, offsets)])
-        self._acknowledging = next(iter(futures.values()))
-        self._acknowledging.add_done_callback(self._send_pending)
 
     def _log_once(self, text: str) -> None:
         text = self._settings.scrub(f"{self!r}: {text}")
@@ -438,8 +429,7 @@ class KafkaSource:
         return MessageDecoder(self._options)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in self.__dict__.items() if name not in ("_lookup", "_decoder")}
-        return {**kept, "_acknowledging": None, "_pending": None}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lookup", "_decoder")}
 
     def __repr__(self) -> str:
         options = f", options={sorted(self._settings.options)}" if self._settings.options else ""
