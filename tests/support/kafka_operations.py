@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -230,13 +229,13 @@ class Operations:
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
         """The offsets that a consumer group has committed, by partition; partitions without one are left out."""
         places = [TopicPartition(topic, partition) for partition in self.partitions(topic)]
-        asked = [ConsumerGroupTopicPartitions(group, places)]
-
-        def answers() -> dict[str, Any] | None:
-            return results_or_none(self.admin.list_consumer_group_offsets(asked, request_timeout=TIMEOUT))
-
-        found = eventually(answers, f"the offsets of the group {group}", TIMEOUT)[group]
-        return {place.partition: place.offset for place in found.topic_partitions or [] if place.offset >= 0}
+        # Not by the admin client: librdkafka 2.15 crashes if the coordinator of the group is just starting.
+        consumer = Consumer(self.settings_with(group_id=group, enable_auto_commit=False), logger=SILENT)
+        try:
+            found = consumer.committed(places, timeout=TIMEOUT)
+        finally:
+            consumer.close()
+        return {place.partition: place.offset for place in found if place.offset >= 0}
 
 
 def results_or_none(futures: Mapping[Any, Future[Any]]) -> dict[Any, Any] | None:

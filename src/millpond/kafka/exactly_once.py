@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from millpond.errors import Fenced, Incompatible
 from millpond.kafka.clients import KafkaSettings
@@ -18,6 +19,7 @@ class DeliveryPlace:
 
     transactional_id: str
     key: EntryKey
+    topic: str | None  # None if each row names its topic
     topic_id: str | None
     target: str  # the topic in words
 
@@ -25,14 +27,23 @@ class DeliveryPlace:
 def deliver_once(
     settings: KafkaSettings, register: Register, place: DeliveryPlace, delivery: Delivery, messages: OutgoingMessages
 ) -> None:
-    """Write the messages of a delivery, unless the register has it. Raises `Fenced` for an older claim."""
+    """Write the messages of a delivery, unless the register has it.
+
+    Raises `Fenced` for an older claim, `Incompatible` if the topic is not the one that the driver has claimed. That is
+    asked when the cluster has all messages, and before readers see them: a topic that is created again later is empty.
+    """
 
     def decide(entry: PartitionEntry | None) -> PartitionWork | None:
         check_claim(entry, delivery, register.topic, place.target)
         found = entry or PartitionEntry(topic_id=place.topic_id)
         if found.has(delivery):
             return None
-        return PartitionWork(messages.produce, found.with_delivery(delivery))
+        return PartitionWork(messages.produce, found.with_delivery(delivery), check=partial(check_topic, found))
+
+    def check_topic(entry: PartitionEntry) -> None:
+        if place.topic is not None and (topic_id := register.id_of(place.topic)) != entry.topic_id:
+            who = f"app {delivery.app!r}: sink {delivery.sink!r}"
+            raise recreated_error(who, place.topic, settings.servers, is_there=topic_id is not None)
 
     write_once(settings, (place.transactional_id, place.key), register, decide, describe_delivery(delivery))
 
@@ -59,6 +70,15 @@ def fenced_error(who: str, claim: int, target: str) -> Fenced:
     return Fenced(
         f"{who}: a newer driver, whose claim is record {claim}, delivers to {target} now. This driver has stopped; "
         "nothing is lost."
+    )
+
+
+def recreated_error(who: str, topic: str, servers: str, *, is_there: bool) -> Incompatible:
+    """Return the error for a topic that is not the one that a driver has claimed."""
+    what = "deleted and created again" if is_there else "deleted"
+    return Incompatible(
+        f"{who}: topic {topic!r} at {servers} was {what} while the app ran. Run the app again: what is missing in the "
+        "topic is delivered again from the log."
     )
 
 

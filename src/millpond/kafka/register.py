@@ -24,7 +24,7 @@ import msgspec
 
 from millpond.errors import InvalidUse, Unavailable
 from millpond.kafka.clients import RETRY_SECONDS, ClientPool, KafkaSettings, Requests
-from millpond.kafka.reader import PartitionReader
+from millpond.kafka.reader import OffsetsGone, PartitionReader
 from millpond.sinks.base import Delivery, Registration
 
 REGISTER_TOPIC = "millpond-deliveries"
@@ -47,6 +47,7 @@ class PartitionEntry(msgspec.Struct, frozen=True):
     claim: tuple[int, str] | None = None  # number and attempt id of the claim whose deliveries are taken
     delivered: tuple[tuple[int, str], ...] = ()  # batch and attempt id of the last deliveries
     topic_id: str | None = None  # of the topic that they are in; None if each row names its topic
+    newest: int = -1  # batch of the newest delivery of the claim
 
     @property
     def number(self) -> int:
@@ -54,7 +55,13 @@ class PartitionEntry(msgspec.Struct, frozen=True):
         return -1 if self.claim is None else self.claim[0]
 
     def has(self, delivery: Delivery) -> bool:
-        """Return whether a delivery is among those that are remembered."""
+        """Return whether a delivery is among those that are remembered, or its driver has delivered later batches.
+
+        A driver delivers in order, so what it delivers late is repeated: by a task that Spark has given up, by a
+        process that slept.
+        """
+        if delivery.claim is not None and delivery.claim == self.claim and delivery.batch < self.newest:
+            return True
         return (delivery.batch, delivery.attempt) in self.delivered
 
     def is_older(self, delivery: Delivery) -> bool:
@@ -64,7 +71,8 @@ class PartitionEntry(msgspec.Struct, frozen=True):
     def with_delivery(self, delivery: Delivery) -> PartitionEntry:
         """Return the entry after one more delivery."""
         kept = (*self.delivered, (delivery.batch, delivery.attempt))[-REMEMBERED:]
-        return PartitionEntry(self.claim if delivery.claim is None else delivery.claim, kept, self.topic_id)
+        claim = self.claim if delivery.claim is None else delivery.claim
+        return PartitionEntry(claim, kept, self.topic_id, max(self.newest, delivery.batch))
 
 
 class ClaimEntry(msgspec.Struct, frozen=True):
@@ -214,8 +222,10 @@ class Register:
         attempted: dict[tuple[Claim, str | None], Claim] = {}
         others: dict[EntryKey, int] = {}
         most = 0
-        for number, end in self._ends(range(self.partitions)).items():
-            for key, value in self._read(number, 0, end, "read_uncommitted"):
+        numbers = range(self.partitions)
+        starts, ends = self._starts(numbers), self._ends(numbers)
+        for number in numbers:
+            for key, value in self._read(number, starts[number], ends[number], "read_uncommitted"):
                 if (key[0], key[2]) != (owner, sink) or register_partition(key, self.partitions) != number:
                     continue
                 entry = decode_entry(key, value)
@@ -242,8 +252,8 @@ class Register:
         It waits for transactions that are open: an entry may be behind them.
         """
         number = register_partition(key, self.partitions)
-        end = self._ends([number])[number]
-        for start in sorted({max(0, end - NEAR_THE_END), 0}, reverse=True):
+        first, end = self._starts([number])[number], self._ends([number])[number]
+        for start in sorted({max(first, end - NEAR_THE_END), first}, reverse=True):
             found = None
             for other, value in self._read(number, start, end, "read_committed"):
                 if other == key:
@@ -256,6 +266,18 @@ class Register:
         """Return the ends of partitions of the register, with messages of open transactions."""
         return self._requests.persist(lambda: find_ends(self._requests, self.topic, list(numbers)))
 
+    def _starts(self, numbers: Iterable[int]) -> dict[int, int]:
+        """Return the first offsets that can be read: someone may have removed entries."""
+        return self._requests.persist(lambda: find_starts(self._requests, self.topic, list(numbers)))
+
+    def id_of(self, topic: str) -> str | None:
+        """Ask for the id of any topic of the cluster; None if it does not exist."""
+        from confluent_kafka import TopicCollection
+
+        future = self._requests.client.describe_topics(TopicCollection([topic]))[topic]
+        found = self._requests.wait_or_none(future, f"looking for topic {topic!r}")
+        return None if found is None else str(found.topic_id)
+
     def _read(self, number: int, start: int, end: int, isolation: str) -> Iterable[tuple[EntryKey, bytes | None]]:
         """Yield the entries in a partition of the register."""
         settings = KafkaSettings(self._settings.servers, {**self._settings.options, "isolation.level": isolation})
@@ -266,6 +288,11 @@ class Register:
                     key = decode_entry_key(message.key())
                     if key is not None:
                         yield key, message.value()
+        except OffsetsGone as error:
+            reader.close()
+            raise Unavailable(
+                f"Kafka at {self._settings.servers}: reading topic {self.topic!r}: {error}", retry_after=RETRY_SECONDS
+            ) from error
         except BaseException:
             reader.close()
             raise
@@ -283,14 +310,27 @@ def settings_for_reading(settings: KafkaSettings) -> dict[str, Any]:
 
 def find_ends(requests: Requests, topic: str, numbers: Sequence[int] | None = None) -> dict[int, int]:
     """Return the ends of partitions of a topic, of all if None is given, with messages of open transactions."""
-    from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
+    from confluent_kafka import TopicCollection
     from confluent_kafka.admin import OffsetSpec
 
-    doing = f"reading topic {topic!r}"
     if numbers is None:
-        described = requests.wait(requests.client.describe_topics(TopicCollection([topic]))[topic], doing)
-        numbers = [part.id for part in described.partitions]
-    asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in numbers}
+        future = requests.client.describe_topics(TopicCollection([topic]))[topic]
+        numbers = [part.id for part in requests.wait(future, f"reading topic {topic!r}").partitions]
+    return _find_offsets(requests, topic, numbers, OffsetSpec.latest())
+
+
+def find_starts(requests: Requests, topic: str, numbers: Sequence[int]) -> dict[int, int]:
+    """Return the first offsets of partitions of a topic."""
+    from confluent_kafka.admin import OffsetSpec
+
+    return _find_offsets(requests, topic, numbers, OffsetSpec.earliest())
+
+
+def _find_offsets(requests: Requests, topic: str, numbers: Sequence[int], which: Any) -> dict[int, int]:
+    from confluent_kafka import IsolationLevel, TopicPartition
+
+    doing = f"reading topic {topic!r}"
+    asked = {TopicPartition(topic, number): which for number in numbers}
     futures = requests.client.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED)
     try:
         return {part.partition: requests.wait(future, doing).offset for part, future in futures.items()}

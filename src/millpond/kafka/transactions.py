@@ -68,11 +68,15 @@ def message_error(watch: ErrorWatch, error: KafkaError, doing: str) -> MillpondE
 
 @dataclass(frozen=True)
 class PartitionWork:
-    """What one transaction writes: messages, the entry of the partition, and entries of the register to remove."""
+    """What one transaction writes: messages, the entry of the partition, and entries of the register to remove.
+
+    `check` is called when the cluster has all of it. If it raises, the transaction is aborted.
+    """
 
     produce: Produce
     entry: PartitionEntry
     remove: Sequence[EntryKey] = ()
+    check: Callable[[], None] | None = None
 
 
 class TooLarge(Exception):
@@ -149,16 +153,31 @@ class PartitionWriter:
                 self._put(key, None)
             self._producer.flush(BROKER_SECONDS)
             work.produce(self._producer)
+            if work.check is not None and self._flush():
+                work.check()
             self._commit()
         except kafka.KafkaException as error:
             self._abort(error.args[0], doing)
         except (kafka.KafkaError, SystemError) as error:  # raised by `flush` and `poll` of a producer that was fenced
             raise FencedProducer(str(error)) from error
+        except BaseException:  # an open transaction would keep readers waiting
+            with contextlib.suppress(kafka.KafkaException):
+                self._producer.purge()
+                self._producer.abort_transaction(ABORT_SECONDS)
+            raise
         self.entry = work.entry
 
     def _put(self, key: EntryKey, value: bytes | None) -> None:
         number = register_partition(key, self._register.partitions)
         self._producer.produce(self._register.topic, value, encode_entry(key), partition=number)
+
+    def _flush(self) -> bool:
+        """Wait until the cluster has all messages; False if it has not, which `commit_transaction` explains."""
+        began = elapsed()
+        while self._producer.flush(1.0):
+            if self._failed is not None or elapsed() - began > 2 * TRANSACTION_SECONDS:
+                return False
+        return self._failed is None
 
     def _commit(self) -> None:
         kafka = import_kafka()

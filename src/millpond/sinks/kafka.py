@@ -17,7 +17,13 @@ import pyarrow as pa
 from millpond.errors import Incompatible, InvalidUse, Unavailable
 from millpond.kafka.clients import ErrorWatch, KafkaSettings, Requests, as_our_errors, import_kafka
 from millpond.kafka.delivery_process import process_client
-from millpond.kafka.exactly_once import DeliveryPlace, deliver_once, describe_delivery, fenced_error
+from millpond.kafka.exactly_once import (
+    DeliveryPlace,
+    deliver_once,
+    describe_delivery,
+    fenced_error,
+    recreated_error,
+)
 from millpond.kafka.message_formats import check_format
 from millpond.kafka.outgoing import MessageMaker, MessageParts, OutgoingMessages
 from millpond.kafka.register import (
@@ -179,6 +185,7 @@ class ExactlyOnceKafkaSink(KafkaSink):
         place = DeliveryPlace(
             self._transactional_id(delivery.app, delivery.sink, delivery.partition),
             self._partition_key(delivery),
+            self._parts.topic if isinstance(self._parts.topic, str) else None,
             self._current_id(),
             self.target,
         )
@@ -310,12 +317,8 @@ class ExactlyOnceKafkaSink(KafkaSink):
         for name, future in futures.items():
             found = self._requests.wait_or_none(future, f"looking for topic {name!r}")
             if found is None or str(found.topic_id) != asked[name]:
-                what = "deleted" if found is None else "deleted and created again"
-                raise Incompatible(
-                    f"app {registration.app!r}: sink {registration.sink!r}: topic {name!r} at "
-                    f"{self._settings.servers} was {what} while the app ran. Run the app again: what is missing in the "
-                    "topic is delivered again from the log."
-                )
+                who = f"app {registration.app!r}: sink {registration.sink!r}"
+                raise recreated_error(who, name, self._settings.servers, is_there=found is not None)
 
     def status(self, delivery: Delivery) -> Literal["held", "void", "gone"]:
         """Return whether the delivery is in the topic, by what `fence` has read, or by the register."""
