@@ -56,8 +56,10 @@ class StoredState:
 class Backlog:
     """What a stream of changes publishes in a batch besides the changes: the state that its readers do not have."""
 
-    given: tuple[StoredState, ...] = ()  # what readers have been given: keys that are gone since are published as None
-    can_compare: bool = False  # all readers have been given the same, so that keys which are as they were are left out
+    given: tuple[
+        StoredState, ...
+    ] = ()  # each reader has been given one: keys that are gone since are published as None
+    can_compare: bool = False  # keys that are now as they are in all of `given` are left out
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,74 @@ def test_a_rollback_from_damaged_state_publishes_all_state_with_a_warning(
     assert bench.since(6) == {"a": 2}
 
 
+UNDELIVERED = ("deliver", "before")  # committed, and the driver dies before it delivers
+
+
+@pytest.mark.parametrize("action", ["rollback", "two rollbacks", "clear", "drop outputs", "rollback and rescale"])
+def test_outputs_that_are_given_up_before_they_arrive_are_published_with_the_difference(
+    bench: Bench, action: str
+) -> None:
+    bench.send(x=1, y=1, z=1)
+    bench.run()
+    bench.send(x=1, z=0)
+    bench.run()
+    bench.send(x=0, y=2, u=7)
+    with pytest.raises(Crashed):
+        bench.run(crash=UNDELIVERED)
+    if action == "clear":
+        bench.app.clear_state()
+        bench.feed.batches[:] = [[{"k": "u", "v": 7}]]
+    elif action == "drop outputs":
+        bench.app.drop_outputs("table")
+    else:
+        bench.app.rollback(bench.batches()[1])
+        if action == "two rollbacks":
+            bench.app.rollback(bench.batches()[0])
+        if action == "rollback and rescale":
+            bench.app = bench.program(partitions=5)
+    bench.run()
+    assert bench.topics["table"].table() == bench.state()
+
+
+class Ledgered(Topic):
+    """A topic whose deliveries can be made void."""
+
+    def rollback(self, deliveries: Any, rows: Any) -> None:
+        for delivery in deliveries:
+            self.rows.pop((delivery.batch, delivery.partition), None)
+
+
+@pytest.mark.parametrize("crash", [None, UNDELIVERED])
+def test_a_sink_that_was_rolled_back_lacks_what_came_after_it(bench: Bench, crash: tuple[str, str] | None) -> None:
+    bench.topics["table"] = Ledgered()
+    bench.send(x=1, y=1)
+    bench.run(bench.program())
+    bench.send(x=1, y=2)
+    with suppress(Crashed):
+        bench.run(crash=crash)
+    bench.app.rollback(bench.batches()[0])
+    bench.run()  # reads the rows again: the state is what was published, but the sink has lost it
+    assert bench.topics["table"].table() == bench.state() == {"x": 2, "y": 3}
+    assert bench.count() == 4
+
+
+def test_a_step_that_reads_changes_is_rolled_back_with_them(bench: Bench) -> None:
+    def program() -> mp.App:
+        app = bench.program()
+        changes = app.changes("s").key_by("key")
+        changes.stateful_map("copy", lambda key, row, held: (None, [*held, row["value"]]), initial=[])
+        return app
+
+    bench.send(x=1, y=1)
+    bench.run(program())
+    bench.send(x=1, y=2)
+    bench.run(program())
+    bench.app.rollback(bench.batches()[0])
+    bench.run(program())
+    assert dict(bench.app.state("copy").items()) == {"x": [1, 2], "y": [1, 3]}
+    assert bench.topics["table"].table() == bench.state()
+
+
 def test_two_rollbacks_without_a_run_between_are_one_difference(bench: Bench) -> None:
     for values in ({"a": 1, "b": 2, "c": 3}, {"a": 1}, {"b": 0, "d": 4}):
         bench.send(**values)
@@ -458,7 +526,16 @@ def random_life(bench: Bench, dice: random.Random) -> Iterator[str]:
         try:
             bench.run(program(), crash=dice.choice(EVERYWHERE) if action == "crash" else None)
         except Crashed:
+            what = dice.choice(["run", "rollback", "clear", "rescale"])
+            if what == "rollback":
+                with suppress(mp.errors.InvalidUse):
+                    bench.app.rollback(dice.choice(bench.batches()))
+            elif what == "clear" and sinks:
+                bench.app.clear_state()
+            elif what == "rescale":
+                partitions = dice.randrange(1, 6)
             bench.run(program())
+            action = f"crash, {what}"
         yield action
     sinks = ("table",)
     bench.run(program())
@@ -472,8 +549,10 @@ def times_ten(total: int, bound: int) -> int:
 @pytest.mark.parametrize("seed", range(25))
 def test_after_any_history_the_rows_kept_by_key_are_the_state(bench: Bench, seed: int) -> None:
     done: list[str] = []
+    if seed % 3 == 0:
+        bench.topics["table"] = Ledgered()
     bench.send(a=1)
-    bench.run()
+    bench.run(bench.program())
     for action in random_life(bench, random.Random(seed)):
         done.append(action)
         if is_joined(done):

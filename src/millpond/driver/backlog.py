@@ -11,10 +11,18 @@ from __future__ import annotations
 import logging
 
 from millpond.log.ledger import Ledger
-from millpond.log.published import FORGOTTEN, PublishedByStep, given_state, is_state_of
+from millpond.log.published import (
+    FORGOTTEN,
+    NOTHING,
+    PublishedByStep,
+    given_state,
+    has_state_of,
+    possible_states,
+)
 from millpond.log.record import Published, Record
 from millpond.messages import Backlog, StoredState
 from millpond.pipeline.graph import Program
+from millpond.sinks.base import RollbackSink
 
 log = logging.getLogger("millpond")
 
@@ -23,16 +31,25 @@ def find_backlogs(program: Program, ledger: Ledger, last: Record) -> dict[int, B
     """Return what each stream of changes has to publish with the first batch, by node; usually nothing."""
     found: dict[int, Backlog] = {}
     for node, (step, readers) in program.change_readers.items():
-        held = [last.published.get(step, {}).get(reader) for reader in readers]
-        stale = {each for each in held if each is not None and not is_state_of(ledger, each.upto, last)}
+        held = [_held_by(program, reader, last.published.get(step, {}).get(reader)) for reader in readers]
+        stale = {each for each in held if each is not None and not has_state_of(ledger, each, last)}
         is_new = None in held and step in last.steps
         if stale or is_new:
-            states = [_stored_state(ledger, last, each) for each in sorted(stale, key=lambda each: each.upto)]
+            given = {state for each in stale for state in possible_states(ledger, each)}
+            states = [_stored_state(ledger, last, each) for each in sorted(given, key=lambda each: each.upto)]
             if None in states:
                 _warn_of_lost_state(program.app, step, readers)
             can_compare = len(set(held)) == 1 and None not in states
             found[node] = Backlog(tuple(each for each in states if each is not None), can_compare)
     return found
+
+
+def _held_by(program: Program, reader: str, published: Published | None) -> Published | None:
+    """Return what a reader has been given; None if that is nothing. What can be rolled back was rolled back, too."""
+    sink = program.sinks.get(reader)
+    if published is not None and published.back is not None and (sink is None or isinstance(sink, RollbackSink)):
+        published = published.back
+    return None if published is not None and published.upto == NOTHING else published
 
 
 def _stored_state(ledger: Ledger, last: Record, published: Published) -> StoredState | None:

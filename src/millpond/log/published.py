@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
+from msgspec import structs
+
 from millpond.errors import Corrupt
 from millpond.log.checked import Pointer
 from millpond.log.ledger import Ledger
@@ -15,6 +17,7 @@ from millpond.log.rewrite import Rewriter
 
 PublishedByStep = dict[str, dict[str, Published]]  # step → reader → the state that it has been given
 FORGOTTEN = -1  # in the place of a record's number: the state that the reader has been given is not kept
+NOTHING = -2  # in the place of a record's number: the reader has been given nothing
 StateFiles = dict[int, tuple[list[Run], list[Pointer]]]  # partition → runs, and later segments
 
 
@@ -26,6 +29,62 @@ def is_state_of(ledger: Ledger, number: int, last: Record) -> bool:
     if number < max(last.born, last.epoch, ledger.floor(last) - 1):
         return False
     return all(record.kind in ("claim", "release") for record in ledger.between(number, last.number))
+
+
+def has_state_of(ledger: Ledger, held: Published, last: Record) -> bool:
+    """Return whether a reader certainly has the state at the last record."""
+    return held.least is None and is_state_of(ledger, held.upto, last)
+
+
+def after_rollback(ledger: Ledger, target: Record, last: Record) -> PublishedByStep:
+    """Return what the rollback from `last` to `target` says of the readers.
+
+    A sink that cannot be rolled back keeps what it has been given; outputs that had not arrived will not come. A step,
+    and a sink that can be rolled back, have what they had at the target, unless the sink is gone from the program:
+    then nothing makes its deliveries void.
+    """
+    found = with_given_up(last, last.deliveries)
+    returning = {*last.steps, *last.deliveries, *last.void_ranges}
+    for step, readers in found.items():
+        for reader in readers.keys() & returning:
+            then = target.published.get(step, {}).get(reader, Published(NOTHING, step))
+            then = then.back or then
+            if has_state_of(ledger, then, target):
+                then = Published(last.number + 1, step)
+            readers[reader] = structs.replace(readers[reader], back=then)
+    return found
+
+
+def after_clear(last: Record) -> PublishedByStep:
+    """Return what a clear says of the readers: outputs that had not arrived will not come. Steps begin anew."""
+    return {
+        step: {reader: held for reader, held in readers.items() if reader not in last.steps}
+        for step, readers in with_given_up(last, last.deliveries).items()
+    }
+
+
+def with_given_up(last: Record, delivered: Mapping[str, int]) -> PublishedByStep:
+    """Return what is known of the readers if all outputs are given up that these sinks do not certainly have."""
+
+    def give_up(reader: str, held: Published) -> Published:
+        if held.least is not None or held.upto < 0 or delivered.get(reader, held.upto) >= held.upto:
+            return held
+        return structs.replace(held, least=delivered[reader])
+
+    return {
+        step: {reader: give_up(reader, held) for reader, held in readers.items()}
+        for step, readers in last.published.items()
+    }
+
+
+def possible_states(ledger: Ledger, held: Published) -> list[Published]:
+    """Return the states of which a reader has been given one, oldest first."""
+    if held.least is None:
+        return [held]
+    first = max(held.least, ledger.floor())
+    commits = [record.number for record in ledger.between(first - 1, held.upto) if record.kind == "commit"]
+    older = [] if held.least in commits else [held.least]
+    return [Published(number, held.step) for number in sorted({*older, *commits, held.upto})]
 
 
 def after_rewrite(
@@ -40,8 +99,12 @@ def after_rewrite(
     for step, readers in last.published.items():
         name = (names or {}).get(step, step)
         for reader, held in readers.items():
-            is_same = step not in changed and is_state_of(ledger, held.upto, last)
-            found.setdefault(name, {})[reader] = Published(last.number + 1, name) if is_same else held
+            is_kept = step not in changed
+            if is_kept and has_state_of(ledger, held, last):
+                held = Published(last.number + 1, name)
+            elif is_kept and held.back is not None and has_state_of(ledger, held.back, last):
+                held = structs.replace(held, back=Published(last.number + 1, name))
+            found.setdefault(name, {})[reader] = held
     return found
 
 
@@ -73,7 +136,7 @@ def files_before_clear(ledger: Ledger, newest: Record) -> set[str]:
     """Return the paths of what readers have been given before the app was cleared, until they are given the rest."""
     found: set[str] = set()
     for readers in newest.published.values():
-        for given in set(readers.values()):
+        for given in {each for held in readers.values() for each in possible_states(ledger, held)}:
             state = given_state(ledger, given, newest) if given.upto < newest.born else None
             if state is not None:
                 record, files = state

@@ -66,10 +66,16 @@ class StreamTime(Struct, omit_defaults=True, frozen=True):
 
 
 class Published(Struct, omit_defaults=True, frozen=True):
-    """What a reader of a step's changes has been given: the state at the record `upto`, stored as `step` then."""
+    """What a reader of a step's changes has been given: the state at the record `upto`, stored as `step` then.
+
+    With `least`, outputs were given up before it was known whether they had arrived: the reader may have been given the
+    state at any record from `least` to `upto`. After a rollback, `back` is what a reader has that was rolled back, too.
+    """
 
     upto: int
     step: str
+    least: int | None = None
+    back: Published | None = None
 
 
 class Began(Struct, omit_defaults=True, frozen=True):

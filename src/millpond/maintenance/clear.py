@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millpond.clock import new_id
+from millpond.log.published import after_clear
 from millpond.log.record import Record
 from millpond.maintenance.stopped_app import StoppedApp
 from millpond.maintenance.void_outputs import give_up_outputs, undelivered_ranges, with_ranges
@@ -26,6 +27,7 @@ def clear_app(app: StoppedApp, partitions: int | None, program: Program | None) 
         arrivals=0,
         partitions=partitions or last.partitions,
         deliveries=dict.fromkeys(last.deliveries, number),
+        published=after_clear(last),
         void=with_ranges(last.void_ranges, undelivered_ranges(app.ledger, last)),
     )
     give_up_outputs(app.ledger, cleared, last.incarnation, cleared.void_ranges, program)

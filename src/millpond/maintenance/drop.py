@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millpond.errors import InvalidUse
-from millpond.log.published import after_rewrite
+from millpond.log.published import after_rewrite, with_given_up
 from millpond.log.record import Record
 from millpond.log.rewrite import rewrite_fields
 from millpond.maintenance.stopped_app import StoppedApp, describe_amount, detect_fencing
@@ -67,6 +67,7 @@ def drop_sink_outputs(app: StoppedApp, sink: str, program: Program | None) -> No
         "release",
         last,
         deliveries={**last.deliveries, sink: last.number},
+        published=with_given_up(last, {sink: last.deliveries[sink]}),
         void=with_ranges(last.void_ranges, dropped),
     )
     give_up_outputs(app.ledger, record, record.incarnation, dropped, program)

@@ -14,6 +14,7 @@ from millpond.log.checked import Pointer
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import read_manifest
 from millpond.log.paths import Paths, file_kind
+from millpond.log.published import after_rollback
 from millpond.log.record import Record
 from millpond.log.retention import carried_files
 from millpond.log.rewrite import rewrite_fields
@@ -62,6 +63,7 @@ def roll_back(app: StoppedApp, batch: int, *, dry_run: bool = False, program: Pr
         spark=target.spark,
         newest_outputs=target.newest_outputs,
         deliveries=dict.fromkeys(last.deliveries, last.number),
+        published=after_rollback(app.ledger, target, last),
         void=with_ranges(
             last.void_ranges,
             {sink: [(target.number + 1, last.number)] for sink in [*last.deliveries, *last.void_ranges]},

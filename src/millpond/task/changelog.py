@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -167,14 +168,18 @@ def read_given_state(storage: Storage, partition: int, partitions: int, step: St
 
 def _read_given_state(storage: Storage, partition: int, partitions: int, step: Step, backlog: Backlog) -> GivenState:
     found: GivenState = {}
+    times = Counter[bytes]()  # in how many states a key is
     for state in backlog.given:
         is_moved = state.partitions != partitions
         for number in state.files if is_moved else {partition} & state.files.keys():
             for table in read_living_cells(storage, *state.files[number]):
                 for key, cells in _cells_by_key(step, segment.read_changes(table)):
                     if cells and (not is_moved or partition_of(key, partitions) == partition):
-                        found[key] = cells if backlog.can_compare else None
-    return found
+                        found[key] = cells if found.setdefault(key, cells) == cells else None
+                        times[key] += 1
+    if not backlog.can_compare:
+        return dict.fromkeys(found)
+    return {key: cells if times[key] == len(backlog.given) else None for key, cells in found.items()}
 
 
 def _cells_by_key(step: Step, changes: Iterable[Change]) -> Iterator[tuple[bytes, SortedCells]]:
