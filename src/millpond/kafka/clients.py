@@ -6,6 +6,7 @@ confluent_kafka is imported when the first client is made, so that programs with
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -97,7 +98,7 @@ class KafkaSettings:
         """Check what the user gave to a source or sink; `where` names it in errors."""
         if isinstance(servers, (list, tuple)) and all(isinstance(server, str) for server in servers):
             servers = ",".join(servers)
-        if not isinstance(servers, str) or not servers.strip():
+        if not isinstance(servers, str) or not all(map(_is_server, servers.split(","))):
             raise InvalidUse(
                 f"{where}: expected servers= as 'host:port', or several with commas between, got {servers!r}"
             )
@@ -144,6 +145,20 @@ class KafkaSettings:
             **own,
             "bootstrap.servers": self.servers,
         }
+
+
+def _is_server(text: str) -> bool:
+    """Return whether librdkafka can take a text for a server. It would cut the port of "localhost:90922" to 16 bits.
+
+    >>> _is_server("localhost:9092"), _is_server("[::1]:9092"), _is_server("SASL_SSL://kafka"), _is_server(" kafka ")
+    (True, True, True, True)
+    >>> _is_server("http://localhost:9092"), _is_server("localhost:90922"), _is_server("localhost:"), _is_server(" ")
+    (False, False, False, False)
+    """
+    found = re.fullmatch(
+        r"(?:(?i:plaintext|ssl|sasl_plaintext|sasl_ssl)://)?(?:[^\s:/\[\]]+|\[[^\s\[\]]+\])(?::(\d+))?", text.strip()
+    )
+    return found is not None and (found[1] is None or 0 < int(found[1]) < 1 << 16)
 
 
 class ClientLog:
