@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from millpond.errors import InvalidUse, short_repr
+from millpond.kafka.avro_resolution import Change, Unresolvable, describe_type, make_default_reader, resolve
 from millpond.kafka.avro_rows import make_preparer
+from millpond.kafka.avro_schemas import definitions_of, parse_avro
 from millpond.kafka.libraries import load_library
 from millpond.kafka.mismatch import Mismatch
 from millpond.kafka.schema_registry import Registry, read_schema_id, subject_of, write_schema_id
-
-# A record's bytes are those of its fields, one after the other, so a record of one field has the bytes of that field.
-# Around every schema it gives fastavro a place for the definitions that the schema refers to, whatever its type is.
-_WRAPPER = "millpond_wrapper"
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ def make_avro_format(schema: Any) -> AvroFormat:
     """Return the format of a schema: a dict or list, JSON text, or the path of an .avsc file, which is read now."""
     parsed = _read_schema(schema)
     try:
-        _parse(parsed, {})
+        _check_defaults(definitions_of(parse_avro(parsed, {})))
     except InvalidUse:
         raise
     except Exception as error:
@@ -43,6 +41,21 @@ def make_avro_format(schema: Any) -> AvroFormat:
             "Correct the schema."
         ) from None
     return AvroFormat(json.dumps(parsed, separators=(",", ":")))
+
+
+def _check_defaults(definitions: dict[str, Any]) -> None:
+    """Raise InvalidUse if a field has a default that its type does not hold: fastavro looks at the outermost type."""
+    for name, definition in definitions.items():
+        for field in definition.get("fields", ()):
+            if "default" in field:
+                try:
+                    make_default_reader(field["type"], definitions, field["default"])
+                except (Mismatch, RecursionError):
+                    raise InvalidUse(
+                        f"formats.avro: field {field['name']!r} of record {name}: expected a default that is "
+                        f"{describe_type(field['type'], definitions)}, got {short_repr(field['default'])}. Correct "
+                        "the schema."
+                    ) from None
 
 
 def _read_schema(schema: Any) -> Any:
@@ -90,13 +103,6 @@ def _name_of(schema: Any) -> str:
     return "union" if isinstance(schema, list) else str(schema)
 
 
-def _parse(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Return a schema as fastavro reads and writes it. `definitions` are named types it may refer to; its own are
-    added."""
-    wrapped = {"type": "record", "name": _WRAPPER, "fields": [{"name": "value", "type": schema}]}
-    return load_library("fastavro", "Avro").parse_schema(wrapped, named_schemas=definitions)
-
-
 class _Schemas:
     """The schemas of a registry in parsed form, each fetched and parsed once."""
 
@@ -117,7 +123,7 @@ class _Schemas:
         definitions: dict[str, Any] = {}
         self._define(schema, definitions, set())
         parsed = json.loads(schema.schema_str)
-        return f"{_name_of(parsed)}, schema id {schema_id}", _parse(parsed, definitions)
+        return f"{_name_of(parsed)}, schema id {schema_id}", parse_avro(parsed, definitions)
 
     def _define(self, schema: Any, definitions: dict[str, Any], seen: set[tuple[str, int]]) -> None:
         """Add the types of all schemas that a schema refers to, each once, those that others need first."""
@@ -137,35 +143,63 @@ class AvroDecoder:
     def __init__(self, format: AvroFormat | None, registry: Registry | None) -> None:
         self._format, self._registry = format, registry
         self._schemas = None if registry is None else _Schemas(registry)
-        self._reader: Any = None
+        self._readers: dict[int | None, _Reader] = {}
 
     def __reduce__(self) -> Any:
         return AvroDecoder, (self._format, self._registry)
 
     def __call__(self, data: bytes, topic: str) -> Any:
-        if self._format is not None and self._reader is None:
-            self._reader = _parse(json.loads(self._format.schema), {})
+        schema_id = None if self._schemas is None else read_schema_id(data, "Avro")
+        reader = self._readers.get(schema_id)
+        if reader is None:
+            reader = self._readers[schema_id] = self._make_reader(schema_id)
+        return reader(data, 0 if schema_id is None else 5)
+
+    def _make_reader(self, schema_id: int | None) -> _Reader:
+        own = None if self._format is None else parse_avro(json.loads(self._format.schema), {})
+        if self._schemas is None or schema_id is None:
+            return _Reader(repr(self._format), own)
+        name, written = self._schemas.get(schema_id)
+        if own is None:
+            return _Reader(name, written)
+        try:
+            return _Reader(name, *resolve(written, own))
+        except Unresolvable as error:
+            return _Reader(
+                name, None, refusal=f"expected Avro that {self._format!r} can read, got Avro ({name}): {error}"
+            )
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads messages of one schema. `refusal` says why none of them can be read."""
+
+    name: str
+    schema: Any
+    change: Change | None = None
+    refusal: str | None = None
+
+    def __call__(self, data: bytes, start: int) -> Any:
+        """Return the value that begins at `start` and ends where the message ends."""
+        if self.refusal is not None:
+            raise ValueError(self.refusal)
         stream = io.BytesIO(data)
-        if self._schemas is None:
-            return _read(stream, repr(self._format), self._reader, None)
-        name, writer = self._schemas.get(read_schema_id(data, "Avro"))
-        stream.seek(5)
-        return _read(stream, name, writer, self._reader)
-
-
-def _read(stream: io.BytesIO, name: str, writer: Any, reader: Any) -> Any:
-    """Read one value that ends where the message ends."""
-    try:
-        value = load_library("fastavro", "Avro").schemaless_reader(stream, writer, reader)
-    except Exception as error:  # bytes that are no Avro make fastavro raise anything
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise ValueError(
-            f"expected Avro ({name}), got {short_repr(stream.getvalue())} that does not decode: {said}"
-        ) from None
-    rest = len(stream.getvalue()) - stream.tell()
-    if rest:
-        raise ValueError(f"expected Avro ({name}) and no more, got {rest} bytes after the value")
-    return value["value"]
+        stream.seek(start)
+        try:
+            value = load_library("fastavro", "Avro").schemaless_reader(stream, self.schema, None)["value"]
+            rest = len(data) - stream.tell()
+            if not rest and self.change is not None:
+                value = self.change(value)
+        except Unresolvable as error:
+            raise ValueError(f"Avro ({self.name}): {error}") from None
+        except Exception as error:  # bytes that are no Avro make fastavro raise anything
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise ValueError(
+                f"expected Avro ({self.name}), got {short_repr(data)} that does not decode: {said}"
+            ) from None
+        if rest:
+            raise ValueError(f"expected Avro ({self.name}) and no more, got {rest} bytes after the value")
+        return value
 
 
 @dataclass(frozen=True)
@@ -210,8 +244,9 @@ class AvroEncoder:
 
     def _refusal(self, writer: _Writer, topic: str, error: Exception, value: Any) -> InvalidUse:
         part = "key" if self._is_key else "value"
+        said = str(error).removesuffix(" on field value")  # the field of the record around every schema
         return InvalidUse(
-            f"message {part} for topic {topic!r}, Avro ({writer.name}): {error}. The {part}: {short_repr(value, 500)}. "
+            f"message {part} for topic {topic!r}, Avro ({writer.name}): {said}. The {part}: {short_repr(value, 500)}. "
             "Change the row before the sink, or the schema."
         )
 
@@ -240,5 +275,5 @@ class AvroEncoder:
         if self._registry is not None:
             schema_id, _ = self._registry.register(subject_of(topic, self._is_key), format.schema, "AVRO")
             prefix = write_schema_id(schema_id)
-        schema = _parse(parsed, {})
+        schema = parse_avro(parsed, {})
         return _Writer(_name_of(parsed), prefix, schema, make_preparer(schema))
