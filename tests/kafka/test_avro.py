@@ -415,8 +415,8 @@ def test_a_row_has_the_types_of_the_readers_schema(
         ("string", "1", "int", "field 'f': expected int, got string"),
         ("long", 1, "int", "field 'f': expected int, got long"),
         ("long", 1, ["null", "string"], "field 'f': expected one of null, string, got long"),
-        (["null", "int"], None, "int", "expected int, got null"),
-        (LETTERS, "C", LETTERS | {"symbols": ["A"]}, "expected one of 'A', got 'C'"),
+        (["null", "int"], None, "int", "field 'f': expected int, got null"),
+        (LETTERS, "C", LETTERS | {"symbols": ["A"]}, "field 'f': expected one of 'A', got 'C'"),
         (record("A", n="int"), {"n": 1}, record("B", n="int"), "field 'f': expected record B, got record A"),
         (record("R", n="int"), {"n": 1}, record("R", n="int", m="int"), "field 'f.m': expected a default"),
         (

@@ -6,6 +6,7 @@ import io
 import logging
 import pickle
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,11 +82,34 @@ def test_a_schema_that_is_known_needs_no_registry(registry: SchemaRegistry) -> N
 # --- refusals ---
 
 
-def test_an_unknown_schema_id_is_refused_with_what_to_check(registry: SchemaRegistry) -> None:
-    with pytest.raises(
-        InvalidUse, match=r"expected schema id 9, got Schema 9 not found .*40403\)\. Check the URL, and"
-    ):
-        make_decoder("avro", registry=registry.settings())(b"\0\0\0\0\x09", "words")
+@pytest.mark.parametrize("format", ["avro", "protobuf"])
+def test_an_unknown_schema_id_is_a_bad_row(format: str, registry: SchemaRegistry) -> None:
+    decode = make_decoder(format, registry=registry.settings())
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"^schema registry http.*: expected schema id 9, got Schema 9 not found"):
+            decode(b"\0\0\0\0\x09\0", "words")
+
+
+def test_a_schema_id_that_the_registry_learns_late_is_waited_for(registry: SchemaRegistry) -> None:
+    registry.learn_late("names-value", "bytes", after=2)
+    assert make_decoder("avro", registry=registry.settings())(b"\0\0\0\0\2\x04hi", "names") == b"hi"
+    assert registry.requests == ["GET /schemas/ids/2"] * 3
+
+
+def test_many_unknown_schema_ids_do_not_wait_for_each(registry: SchemaRegistry) -> None:
+    decode = make_decoder("avro", registry=registry.settings())
+    began = time.monotonic()
+    for number in [*range(9, 29)] * 2:
+        with pytest.raises(ValueError, match=f"expected schema id {number}, got Schema {number} not found"):
+            decode(bytes([0, 0, 0, 0, number]), "words")
+    assert time.monotonic() - began < 20  # instead of two seconds for each
+    assert all(registry.requests.count(f"GET /schemas/ids/{number}") == 1 for number in range(10, 29))
+
+
+def test_a_number_that_is_no_schema_id_is_not_asked_for(registry: SchemaRegistry) -> None:
+    with pytest.raises(ValueError, match="expected Avro with a schema id of at most 2147483647, got 4294967295"):
+        make_decoder("avro", registry=registry.settings())(b"\0\xff\xff\xff\xff", "words")
+    assert registry.requests == []
 
 
 def test_an_unknown_subject_is_refused(registry: SchemaRegistry) -> None:

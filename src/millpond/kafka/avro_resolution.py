@@ -218,8 +218,14 @@ class _Resolver:
             for name, change_field, read_default in steps:
                 if read_default is not None:
                     row[name] = read_default()
+                elif change_field is None:
+                    row[name] = value[name]
                 else:
-                    row[name] = value[name] if change_field is None else change_field(value[name])
+                    try:
+                        row[name] = change_field(value[name])
+                    except Unresolvable as error:
+                        error.path = f".{name}{error.path}"
+                        raise
             return row
 
         return change

@@ -87,8 +87,8 @@ def make_decoder(format: Format, *, registry: RegistrySettings | None = None, is
 
     Made once per worker process. It keeps the schemas that it has seen; it can be pickled, without them. It raises
     `Unavailable` if the registry does not answer, `InvalidUse` if the registry refuses, and another exception, whose
-    text says what was expected and what came, if the bytes do not fit: a bad row. What a user's function raises
-    passes through.
+    text says what was expected and what came, if the bytes do not fit, or have a schema id that the registry does not
+    know: a bad row. What a user's function raises passes through.
 
     >>> make_decoder("string")(b"water", "orders")
     'water'

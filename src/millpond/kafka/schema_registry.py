@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from millpond.clock import SystemClock, elapsed
 from millpond.errors import InvalidUse, MillpondError, Unavailable, short_repr
 from millpond.kafka.libraries import load_library
 
@@ -16,6 +17,12 @@ _CLIENT = "confluent_kafka.schema_registry"
 _RETRY_AFTER = 5.0  # seconds until the driver asks an unreachable registry again
 _DEFAULTS = {"timeout": 10, "max.retries": 2}  # the client's own default is to wait for an answer without end
 _RETRIABLE = frozenset({408, 429})
+_SCHEMA_NOT_FOUND = 40403  # the registry's code; a server that is no registry answers 404 without it
+_LARGEST_ID = 2**31 - 1
+_LATE_SECONDS = 2.0  # a registry of several nodes may learn a schema after its first message was sent
+_LATE_PAUSE = 0.1
+_UNKNOWN_SECONDS = 60.0  # after which an id that was unknown is asked for again
+_MOST_UNKNOWN = 10_000  # ids that are remembered
 _MASK = "***"
 
 # What a message may show. Every other setting is masked, so that a setting which is new in the client leaks nothing.
@@ -111,17 +118,32 @@ def _is_http(url: str) -> bool:
         return False
 
 
+class UnknownSchema(ValueError):
+    """A schema id that the registry does not know. The message that begins with it is a bad row."""
+
+
+class _NotFound(InvalidUse):
+    """A request for something that the registry does not have, with its own code for what that is."""
+
+    def __init__(self, text: str, code: int | None) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class Registry:
     """A schema registry as the formats use it. The client is made on the first call and is never pickled.
 
     Schemas by id and by version never change; the client caches them, so each is fetched once per process.
 
-    Raises `Unavailable` if the registry does not answer, and `InvalidUse` if it refuses a request.
+    Raises `Unavailable` if the registry does not answer, and `InvalidUse` if it refuses a request. An id that it does
+    not know is `UnknownSchema`: a message may begin with any bytes.
     """
 
     def __init__(self, settings: RegistrySettings) -> None:
         self._settings = settings
         self._client: Any = None
+        self._unknown: dict[int, tuple[float, str]] = {}  # since when, and what the registry said
+        self._patient_from = 0.0
 
     def __repr__(self) -> str:
         return f"Registry({mask_registry(self._settings)})"
@@ -130,8 +152,32 @@ class Registry:
         return Registry, (self._settings,)
 
     def get_schema(self, schema_id: int, form: str | None = None) -> Any:
-        """Return the client's Schema with this id. `form` is "serialized" for a Protobuf file as base64."""
-        return self._call(f"schema id {schema_id}", lambda client: client.get_schema(schema_id, fmt=form))
+        """Return the client's Schema with this id. `form` is "serialized" for a Protobuf file as base64.
+
+        An id that is unknown is asked for again for two seconds, but not each of many: garbage may have many ids.
+        """
+        began = elapsed()
+        remembered = self._unknown.get(schema_id)
+        if remembered is not None and began - remembered[0] < _UNKNOWN_SECONDS:
+            raise UnknownSchema(remembered[1])
+        until = began + _LATE_SECONDS if began >= self._patient_from else began
+        while True:
+            try:
+                return self._call(f"schema id {schema_id}", lambda client: client.get_schema(schema_id, fmt=form))
+            except _NotFound as error:
+                if error.code != _SCHEMA_NOT_FOUND:
+                    raise
+                if elapsed() >= until:
+                    self._remember(schema_id, str(error))
+                    raise UnknownSchema(str(error)) from None
+            SystemClock.sleep(_LATE_PAUSE)
+
+    def _remember(self, schema_id: int, said: str) -> None:
+        """Remember an id that the registry does not know, so that not every message with it asks again."""
+        if len(self._unknown) >= _MOST_UNKNOWN:
+            self._unknown.clear()
+        self._unknown[schema_id] = elapsed(), said
+        self._patient_from = elapsed() + _UNKNOWN_SECONDS
 
     def get_version(self, subject: str, version: int, form: str | None = None) -> Any:
         """Return the Schema of one version of a subject, also if the version was deleted: a reference may need it."""
@@ -194,8 +240,9 @@ class Registry:
                 "('basic.auth.user.info' or 'bearer.auth.*') and what they may read and write."
             )
         if status == 404:
-            return InvalidUse(
-                f"{where}: expected {what}, got {said}. Check the URL, and that the schema was registered there."
+            return _NotFound(
+                f"{where}: expected {what}, got {said}. Check the URL, and that the schema was registered there.",
+                getattr(error, "error_code", None),
             )
         return InvalidUse(f"{where}: expected it to accept {what}, got {said}. Correct the schema or the settings.")
 
@@ -262,7 +309,10 @@ def read_schema_id(data: bytes, kind: str) -> int:
         raise ValueError(f"expected {kind} with a schema id (magic byte 0), got {got}")
     if len(data) < 5:
         raise ValueError(f"expected {kind} with a schema id of 4 bytes after the magic byte, got {short_repr(data)}")
-    return int.from_bytes(data[1:5], "big")
+    schema_id = int.from_bytes(data[1:5], "big")
+    if schema_id > _LARGEST_ID:
+        raise ValueError(f"expected {kind} with a schema id of at most {_LARGEST_ID}, got {schema_id}")
+    return schema_id
 
 
 def write_schema_id(schema_id: int) -> bytes:

@@ -483,7 +483,9 @@ class MessageDecoder:
             try:
                 rows.append(self._row(message))
                 good.append(message)
-            except MillpondError:  # a schema registry that does not answer, or refuses
+            except InvalidUse as error:  # a schema registry that refuses
+                raise InvalidUse(f"{locate_message(message)}: {error}") from None
+            except MillpondError:  # one that does not answer
                 raise
             except Exception as error:
                 bad.append(BadRow(locate_message(message), message.value(), f"{type(error).__name__}: {error}"))
