@@ -234,6 +234,7 @@ def test_a_uuid_can_be_written_as_fixed_bytes() -> None:
 
 DEFAULTS = [
     ("double", 1, 1.0),
+    ("double", "Infinity", float("inf")),
     ("bytes", "\u00ff\u0001", b"\xff\x01"),
     ({"type": "fixed", "name": "F", "size": 2}, "\u00ff\u0000", b"\xff\x00"),
     ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "B"),
@@ -380,6 +381,18 @@ LETTERS: dict[str, Any] = {"type": "enum", "name": "E", "symbols": ["A", "B", "C
             {"at": 1000, "next": {"at": 1000, "next": None}},
             record("N", at=TO_MILLIS, next=["null", "N"]),
             {"at": SECOND, "next": {"at": SECOND, "next": None}},
+        ),
+        (
+            record("N", at="long", next=["null", "N"]),
+            {"at": 1000, "next": {"at": 1000, "next": None}},
+            record("N", at=TO_MILLIS),
+            {"at": SECOND},
+        ),
+        (
+            ["int", record("N", n="int", next=["null", "N"]), {"type": "array", "items": "N"}],
+            [{"n": 1, "next": {"n": 2, "next": None}}],
+            [{"type": "array", "items": record("N", n="double", next=["null", "N"])}, "double"],
+            [{"n": 1.0, "next": {"n": 2.0, "next": None}}],
         ),
         (
             record("P", a=record("Q", n="long"), b="Q"),

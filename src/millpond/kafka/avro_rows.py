@@ -295,6 +295,9 @@ def make_default(schema: Any, definitions: dict[str, Any], default: Any) -> Any:
     return _scalar_default(schema, default)
 
 
+_NO_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}  # which JSON does not have
+
+
 def _scalar_default(schema: Any, default: Any) -> Any:
     kind = schema["type"]
     if kind in ("bytes", "fixed") and isinstance(default, str):
@@ -304,7 +307,7 @@ def _scalar_default(schema: Any, default: Any) -> Any:
             raise Mismatch("bytes, as characters up to U+00FF", default) from None
         return data if kind == "bytes" else _is_size(schema["size"])(data)
     if kind in ("float", "double"):
-        return float(_SCALARS[kind](default))
+        return float(_SCALARS[kind](_NO_NUMBERS.get(default, default) if isinstance(default, str) else default))
     if kind == "enum":
         return _enum(schema["symbols"])(default)
     if kind == "string" and schema.get("logicalType") == "uuid":
