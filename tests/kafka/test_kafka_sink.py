@@ -20,7 +20,7 @@ from kafka_operations import Message
 from secured_kafka import RESTRICTED, SecuredBroker
 
 import millpond as mp
-from millpond.errors import Fenced, Incompatible, InvalidUse
+from millpond.errors import Fenced, Incompatible, InvalidUse, StepFailed
 
 
 @pytest.fixture
@@ -187,6 +187,77 @@ def test_rows_of_which_each_is_small_enough_are_written_to_a_topic_of_small_mess
 ) -> None:
     broker.create_topic(topic, max_message_bytes=2000)
     assert len(write([{"id": str(i), "text": "x" * 100} for i in range(100)])) == 100
+
+
+def row_time(row: dict[str, Any]) -> int | None:
+    return 4102444800000 if row["n"] == 0 else None  # 2100
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+@pytest.mark.parametrize(
+    ("first", "how", "text"),
+    [
+        ({"n": 0, "text": "x" * 3_000_000}, {}, r"a message of 30000\d\d bytes .*TOO_LARGE.*max.message.bytes"),
+        ({"n": 0}, {"timestamp": row_time}, r"INVALID_TIMESTAMP.* Check timestamp="),
+    ],
+    ids=["too large", "too late"],
+)
+def test_a_message_that_is_refused_before_many_others_is_one_error(
+    write: Callable[..., list[Message]],
+    broker: Broker,
+    topic: str,
+    exactly_once: bool,
+    first: Any,
+    how: dict[str, Any],
+    text: str,
+) -> None:
+    rows = [first, *({"n": i, "text": "y" * 10} for i in range(1, 200_000))]
+    within(30, lambda: write(rows, exactly_once=exactly_once, **how), InvalidUse, text)
+    if exactly_once:
+        assert broker.read_committed(topic) == []
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_many_rows_are_written_to_a_topic_whose_messages_are_smaller_than_a_batch(
+    write: Callable[..., list[Message]],
+    broker: Broker,
+    topic: str,
+    exactly_once: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker.create_topic(topic, max_message_bytes=50_000)
+    rows = [{"n": i, "text": "y" * 40} for i in range(100_000)]
+    found = [message.json["n"] for message in write(rows, exactly_once=exactly_once)]
+    if exactly_once:
+        assert found == list(range(100_000))
+    assert found[-100_000:] == list(range(100_000)) and set(found) == set(found[-100_000:])
+    assert not [record for record in caplog.records if record.name == "millpond" and record.levelname == "WARNING"]
+
+
+def test_an_error_between_messages_leaves_no_open_transaction(
+    write: Callable[..., list[Message]], broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from confluent_kafka import IsolationLevel, TopicPartition
+    from confluent_kafka.admin import OffsetSpec
+
+    from millpond.kafka.outgoing import OutgoingMessages
+
+    produce = OutgoingMessages.produce
+
+    def produce_and_fail(messages: OutgoingMessages, producer: Any) -> None:
+        produce(messages, producer)
+        producer.flush(30)
+        raise OverflowError("too much")
+
+    def end(isolation: Any) -> int:
+        asked = {TopicPartition(topic, 0): OffsetSpec.latest()}
+        [found] = broker.admin.list_offsets(asked, isolation_level=isolation).values()
+        return int(found.result(timeout=30).offset)
+
+    monkeypatch.setattr(OutgoingMessages, "produce", produce_and_fail)
+    with pytest.raises(StepFailed, match="too much"):
+        write([{"n": 1}], partition=lambda row: 0)
+    assert 0 < end(IsolationLevel.READ_UNCOMMITTED) == end(IsolationLevel.READ_COMMITTED)
 
 
 @pytest.mark.parametrize("exactly_once", [True, False])

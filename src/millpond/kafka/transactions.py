@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.clock import elapsed
 from millpond.errors import InvalidUse, MillpondError, Unavailable, short_repr
+from millpond.kafka.batch_sizes import batch_config, is_sent_alone
 from millpond.kafka.clients import RETRY_SECONDS, ErrorWatch, KafkaSettings, as_our_errors, import_kafka
 from millpond.kafka.register import (
     EntryKey,
@@ -46,10 +47,25 @@ PRODUCER_DEFAULTS = {
 Produce = Callable[["Producer"], None]
 
 
-def describe_message(message: Any) -> str:
-    """Return what a person needs to find the row of a message that was refused."""
-    size = len(message.value() or b"")
-    return f"a message of {size} bytes to topic {message.topic()!r}, with key {short_repr(message.key())}"
+@dataclass(frozen=True)
+class RefusedMessage:
+    """A message that was not written, in words, with the reason."""
+
+    error: KafkaError
+    what: str
+    size: int  # of key and value, in bytes
+
+    @classmethod
+    def of(cls, error: KafkaError, message: Any) -> RefusedMessage:
+        """Return what a person needs to find the row of the message."""
+        value, key = message.value() or b"", message.key()
+        what = f"a message of {len(value)} bytes to topic {message.topic()!r}, with key {short_repr(key)}"
+        return cls(error, what, len(value) + len(key or b""))
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the batch that the message was in is larger than the topic allows."""
+        return bool(self.error.code() == self.error.MSG_SIZE_TOO_LARGE)
 
 
 def message_error(watch: ErrorWatch, error: KafkaError, doing: str) -> MillpondError:
@@ -80,7 +96,7 @@ class PartitionWork:
 
 
 class TooLarge(Exception):
-    """The broker has refused a batch of messages for its size. One of them alone may be small enough."""
+    """The broker has refused a batch of messages for its size. A smaller batch may be small enough."""
 
 
 class FencedProducer(Exception):
@@ -91,21 +107,19 @@ class PartitionWriter:
     """The transactional producer of one sink and partition, and the entry of that partition in the register."""
 
     def __init__(
-        self, settings: KafkaSettings, transactional_id: str, key: EntryKey, register: Register, *, one_by_one: bool
+        self, settings: KafkaSettings, transactional_id: str, key: EntryKey, register: Register, *, batch_level: int
     ) -> None:
         kafka = import_kafka()
         self._watch, self._key, self._register = ErrorWatch(settings), key, register
-        self._one_by_one = one_by_one
-        self._failed: tuple[KafkaError, str] | None = None  # of the first message that was not taken
+        self._batch_level = batch_level
+        self._refused: RefusedMessage | None = None  # the first message that was not taken
         own = {"transaction.timeout.ms": round(TRANSACTION_SECONDS * 1000), **PRODUCER_DEFAULTS}
-        if one_by_one:
-            own["batch.num.messages"] = 1
         config = {**settings.with_defaults(own), "transactional.id": transactional_id}
-        self._config = config
+        self._config = {**config, **batch_config(batch_level, config)}
         doing = f"opening the transactional producer {transactional_id!r}"
         with as_our_errors(self._watch, doing):
             self._producer: Producer = kafka.Producer(
-                {**config, "error_cb": self._watch, "on_delivery": self._note_failure}
+                {**self._config, "error_cb": self._watch, "on_delivery": self._note_failure}
             )
         # Without a connection at that time, librdkafka asks for the coordinator every half second.
         with contextlib.suppress(kafka.KafkaException):
@@ -134,8 +148,8 @@ class PartitionWriter:
     def _note_failure(self, error: KafkaError | None, message: Any) -> None:
         if error is None or error.code() in (error._PURGE_QUEUE, error._PURGE_INFLIGHT):
             return  # purged because the transaction has failed, which `commit_transaction` says
-        if self._failed is None:
-            self._failed = (error, describe_message(message))
+        if self._refused is None:
+            self._refused = RefusedMessage.of(error, message)
 
     def write(self, work: PartitionWork, doing: str) -> None:
         """Write messages and the entry of the partition in one transaction.
@@ -144,7 +158,7 @@ class PartitionWriter:
         transaction was aborted, `TooLarge` or `InvalidUse` if a message cannot be written.
         """
         kafka = import_kafka()
-        self._failed = None
+        self._refused = None
         try:
             self._producer.begin_transaction()
             # The entry goes first and alone: a producer that was fenced fails here, before all rows are queued.
@@ -160,10 +174,9 @@ class PartitionWriter:
             self._abort(error.args[0], doing)
         except (kafka.KafkaError, SystemError) as error:  # raised by `flush` and `poll` of a producer that was fenced
             raise FencedProducer(str(error)) from error
-        except BaseException:  # an open transaction would keep readers waiting
-            with contextlib.suppress(kafka.KafkaException):
-                self._producer.purge()
-                self._producer.abort_transaction(ABORT_SECONDS)
+        except BaseException:  # an open transaction would keep readers waiting, also those of the register
+            if not self._try_to_abort():
+                self._abort_with_successor()
             raise
         self.entry = work.entry
 
@@ -175,9 +188,9 @@ class PartitionWriter:
         """Wait until the cluster has all messages; False if it has not, which `commit_transaction` explains."""
         began = elapsed()
         while self._producer.flush(1.0):
-            if self._failed is not None or elapsed() - began > 2 * TRANSACTION_SECONDS:
+            if self._refused is not None or elapsed() - began > 2 * TRANSACTION_SECONDS:
                 return False
-        return self._failed is None
+        return self._refused is None
 
     def _commit(self) -> None:
         kafka = import_kafka()
@@ -188,28 +201,37 @@ class PartitionWriter:
                 return
             except kafka.KafkaException as error:
                 # After a message was refused, librdkafka waits in vain for those behind it.
-                is_failed = self._failed is not None or not error.args[0].retriable()
+                is_failed = self._refused is not None or not error.args[0].retriable()
                 if is_failed or elapsed() - began > 2 * TRANSACTION_SECONDS:
                     raise
 
     def _abort(self, error: KafkaError, doing: str) -> None:
-        """Abort the transaction, and raise what a caller can do about the error."""
-        kafka = import_kafka()
-        reason, what = self._failed or (error, "")
-        found = message_error(self._watch, reason, f"{doing}: {what}" if what else doing)
-        is_usable = not error.fatal()
-        if is_usable:
-            try:
-                self._producer.abort_transaction(ABORT_SECONDS)
-            except kafka.KafkaException:
-                is_usable = False
+        """Abort the transaction, and raise what a caller can do about the error.
+
+        After a message was refused, every call says only that the transaction has failed. Which message it was, and
+        why, is in the delivery reports, all of which have come when the transaction is aborted.
+        """
+        is_usable = not error.fatal() and self._try_to_abort()
+        refused = self._refused
+        if refused is None:
+            found = message_error(self._watch, error, doing)
+        else:
+            found = message_error(self._watch, refused.error, f"{doing}: {refused.what}")
         if isinstance(found, Unavailable) and not is_usable:
             raise FencedProducer(str(found))
         if not is_usable:  # an open transaction would keep readers waiting
             self._abort_with_successor()
-        if reason.code() == kafka.KafkaError.MSG_SIZE_TOO_LARGE and not self._one_by_one:
-            raise TooLarge(str(found))
-        raise found
+        is_alone = refused is None or is_sent_alone(self._batch_level, self._config, refused.size)
+        raise TooLarge(str(found)) if refused is not None and refused.is_too_large and not is_alone else found
+
+    def _try_to_abort(self) -> bool:
+        """Abort the transaction, and return whether the producer can be used again."""
+        kafka = import_kafka()
+        try:
+            self._producer.abort_transaction(ABORT_SECONDS)
+        except (kafka.KafkaException, kafka.KafkaError, SystemError):
+            return False
+        return True
 
     def _abort_with_successor(self) -> None:
         """Abort the transaction with another producer, if that is possible now."""
@@ -233,7 +255,7 @@ class Writers:
 
     def __init__(self) -> None:
         self._idle: dict[WriterId, PartitionWriter] = {}
-        self.one_by_one: set[WriterId] = set()  # those whose topics take no batches of messages
+        self.batch_levels: dict[WriterId, int] = {}  # of those whose topics take only smaller batches
         self.takeovers = 0  # how often another process had taken a partition over
 
     def take(self, name: WriterId) -> PartitionWriter | None:
@@ -274,8 +296,8 @@ def write_once(
             writer = None
             decide(register.find(key))
         if writer is None:
-            one_by_one = name in writers.one_by_one
-            writer = PartitionWriter(settings, transactional_id, key, register, one_by_one=one_by_one)
+            level = writers.batch_levels.get(name, 0)
+            writer = PartitionWriter(settings, transactional_id, key, register, batch_level=level)
         try:
             work = decide(writer.entry)
             if work is not None:
@@ -286,7 +308,7 @@ def write_once(
             log.debug("%s: take-over %d: %s", doing, writers.takeovers, error)
             writer.close()
         except TooLarge:
-            writers.one_by_one.add(name)
+            writers.batch_levels[name] = writers.batch_levels.get(name, 0) + 1
             writer.close()
         except BaseException:
             writer.close()

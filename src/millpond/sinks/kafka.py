@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from millpond.errors import Incompatible, InvalidUse, Unavailable
-from millpond.kafka.clients import ErrorWatch, KafkaSettings, Requests, as_our_errors, import_kafka
+from millpond.kafka.clients import KafkaSettings, Requests
 from millpond.kafka.delivery_process import process_client
 from millpond.kafka.exactly_once import (
     DeliveryPlace,
@@ -26,6 +26,7 @@ from millpond.kafka.exactly_once import (
 )
 from millpond.kafka.message_formats import check_format
 from millpond.kafka.outgoing import MessageMaker, MessageParts, OutgoingMessages
+from millpond.kafka.plain_producer import PlainProducer, plain_producers
 from millpond.kafka.register import (
     REGISTER_TOPIC,
     Claim,
@@ -41,17 +42,13 @@ from millpond.kafka.register import (
     partition_key,
     register_partition,
 )
-from millpond.kafka.transactions import PRODUCER_DEFAULTS, PartitionWork, describe_message, message_error, write_once
+from millpond.kafka.transactions import PartitionWork, write_once
 from millpond.sinks.base import Delivery, Registration
-
-if TYPE_CHECKING:
-    from confluent_kafka import Producer
 
 log = logging.getLogger("millpond")
 
 PREFIX_OPTION = "transactional.id"
 FENCING_THREADS = 8
-FLUSH_SECONDS = 60.0
 NOT_REGISTERED = ""  # the topic id of a claim that is fenced and not registered yet
 CREATION_CHECKS = 50  # of a topic that was just created, every tenth of a second
 
@@ -107,10 +104,8 @@ class KafkaSink:
 
     def _write(self, messages: OutgoingMessages, delivery: Delivery) -> None:
         self._check_topics(messages)
-        producer = _producers.get(self._settings.identity)
-        if producer is None:
-            producer = _producers[self._settings.identity] = PlainProducer(self._settings)
-        producer.write(messages, describe_delivery(delivery))
+        topic = self._parts.topic if isinstance(self._parts.topic, str) else ""
+        plain_producers.write(self._settings, topic, messages, describe_delivery(delivery))
 
     @cached_property
     def _maker(self) -> MessageMaker:
@@ -412,55 +407,6 @@ def is_deletion(change: dict[str, Any]) -> bool:
     True
     """
     return change["value"] is None
-
-
-class PlainProducer:
-    """A producer without transactions."""
-
-    def __init__(self, settings: KafkaSettings, *, is_idempotent: bool = True) -> None:
-        kafka = import_kafka()
-        self._watch = ErrorWatch(settings)
-        self._failed: list[tuple[Any, str]] = []
-        config = settings.with_defaults({"enable.idempotence": is_idempotent, "acks": "all", **PRODUCER_DEFAULTS})
-        with as_our_errors(self._watch, "connecting"):
-            self._producer: Producer = kafka.Producer(
-                {**config, "error_cb": self._watch, "on_delivery": self._note_failure}
-            )
-
-    def _note_failure(self, error: Any, message: Any) -> None:
-        if error is not None:
-            self._failed.append((error, describe_message(message)))
-
-    def write(self, messages: OutgoingMessages, doing: str) -> None:
-        """Write messages, and wait until the cluster has them all."""
-        with as_our_errors(self._watch, doing):
-            messages.produce(self._producer)
-            self._flush(doing)
-
-    def put(self, topic: str, partition: int, key: bytes, value: bytes | None) -> None:
-        """Write one message."""
-        doing = f"writing to topic {topic!r}"
-        with as_our_errors(self._watch, doing):
-            self._producer.produce(topic, value, key, partition)
-            self._flush(doing)
-
-    def _flush(self, doing: str) -> None:
-        left = self._producer.flush(FLUSH_SECONDS)
-        failed, self._failed = self._failed, []
-        self._watch.check(doing)
-        if failed:
-            error, what = failed[0]
-            raise message_error(self._watch, error, f"{doing}: {what}")
-        if left:
-            self._producer.purge()
-            raise self._watch.timeout(doing)
-
-    def close(self) -> None:
-        """Give the producer up, with what it has not sent."""
-        self._producer.purge()
-
-
-_producers: dict[str, PlainProducer] = {}  # of this process
 
 
 def _as_part(name: str) -> str:
