@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import threading
 import time
@@ -17,6 +18,7 @@ import pytest
 from kafka_bench import KafkaApp, KafkaBench, fence_in_process
 from kafka_broker import Broker
 from kafka_operations import Message
+from processes import eventually
 from secured_kafka import RESTRICTED, SecuredBroker
 
 import millpond as mp
@@ -110,6 +112,43 @@ def test_headers_can_be_a_function_and_a_row_can_be_a_tombstone(write: Callable[
         (False, b"False"),
         (True, b"True"),
     ]
+
+
+@pytest.mark.parametrize("value", ["json", "string", "bytes", lambda row: row])
+def test_a_row_of_none_is_a_tombstone(write: Callable[..., list[Message]], value: Any) -> None:
+    full = {"json": {"a": None}, "string": "x"}.get(value, b"x") if isinstance(value, str) else b"x"
+    rows = [None, full, None]
+    found = write(rows, value=value, partition=lambda row: 0)
+    assert [message.value is None for message in found] == [True, False, True]
+
+
+def test_rows_that_are_all_none_are_tombstones(write: Callable[..., list[Message]]) -> None:
+    assert [message.value for message in write([None, None], key=lambda row: "a")] == [None, None]
+
+
+RECORD = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "string"}, {"name": "n", "type": "long"}]}
+
+
+@pytest.mark.parametrize("value", ["json", mp.formats.avro(RECORD), lambda row: f"{row['n'] + 1}".encode()])
+def test_a_row_that_is_deleted_need_not_be_one_that_can_be_encoded(
+    write: Callable[..., list[Message]], value: Any
+) -> None:
+    rows = [{"id": "a", "n": 1}, {"id": "a", "n": None}, {"id": "a", "n": 2}]
+    found = write(rows, key="id", value=value, deleted=lambda row: row["n"] is None)
+    assert [message.value is None for message in found] == [False, True, False]
+
+
+def test_a_time_is_written_to_the_millisecond(write: Callable[..., list[Message]]) -> None:
+    times = [-5, 1, "2026-01-02T03:04:05.678+01:00", datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)]
+    found = write([{"at": time} for time in times], timestamp="at", partition=lambda row: 0)
+    assert [message.timestamp for message in found] == [-5, 1, 1767319445678, -1]
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_the_time_0_is_not_the_time_of_writing(write: Callable[..., list[Message]], exactly_once: bool) -> None:
+    rows = [{"at": 0}, {"at": datetime(1970, 1, 1, tzinfo=UTC)}]
+    found = write(rows, timestamp="at", exactly_once=exactly_once)
+    assert [message.timestamp for message in found] == [1, 1], "librdkafka takes 0 for no time"
 
 
 def test_a_topic_is_created_as_it_is_asked_for(write: Callable[..., list[Message]], broker: Broker, topic: str) -> None:
@@ -257,7 +296,93 @@ def test_an_error_between_messages_leaves_no_open_transaction(
     monkeypatch.setattr(OutgoingMessages, "produce", produce_and_fail)
     with pytest.raises(StepFailed, match="too much"):
         write([{"n": 1}], partition=lambda row: 0)
-    assert 0 < end(IsolationLevel.READ_UNCOMMITTED) == end(IsolationLevel.READ_COMMITTED)
+
+    def is_closed() -> bool:  # the broker would end the transaction after 60 s
+        return 0 < end(IsolationLevel.READ_UNCOMMITTED) == end(IsolationLevel.READ_COMMITTED)
+
+    eventually(is_closed, "the end of the transaction", 30)
+
+
+BAD_PARTS: list[tuple[str, Any, str]] = [
+    ("key", "costumer", r"expected field 'costumer' in every row: the row has no field 'costumer'; it has: 'id'"),
+    ("key", lambda row: object(), r"expected text, bytes, or what can be JSON, got <object .* \(object\)"),
+    ("key", lambda row: "\ud800", r"expected text that UTF-8 can encode"),
+    ("headers", {"from": "costumer"}, r"expected field 'costumer' in every row: .* it has: 'id'"),
+    ("headers", lambda row: None, r"expected the function to return a dict, got None"),
+    ("headers", lambda row: [("a", "b")], r"expected the function to return a dict, got \[\("),
+    ("headers", lambda row: {1: "a"}, r"expected names that are text.*, got 1"),
+    ("headers", lambda row: {"\ud800": "a"}, r"expected names that are text.*, got '\\ud800'"),
+    ("headers", lambda row: {"millpond-batch": "77"}, r"expected names .*, got 'millpond-batch'"),
+    ("headers", lambda row: {"a": object()}, r"expected text, bytes, or what can be JSON"),
+    ("partition", lambda row: 2**31, r"expected the number of a partition.*, got 2147483648"),
+    ("partition", lambda row: -1, r"expected the number of a partition.*, got -1"),
+    ("timestamp", lambda row: "junk", r"expected a datetime with a time zone.*, got 'junk'"),
+    ("timestamp", lambda row: "2026-01-01", r"expected a datetime with a time zone.*, got '2026-01-01'"),
+    ("timestamp", lambda row: 2**70, r"expected a datetime with a time zone.*, got 1180591620717411303424"),
+    ("topic", lambda row: "my topic", r"expected the function to return a name .*, got 'my topic'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("part", "how", "text"), BAD_PARTS, ids=[f"{part}-{i}" for i, (part, *_) in enumerate(BAD_PARTS)]
+)
+def test_a_part_that_no_message_can_have_is_one_error(
+    broker: Broker, topic: str, part: str, how: Any, text: str
+) -> None:
+    sink = mp.sinks.kafka(**{"topic": topic, "servers": broker.address, part: how})
+    place = "" if part == "topic" else f", topic '{topic}'"
+    with pytest.raises(InvalidUse) as error:
+        sink.deliver([{"id": 1}], mp.lowlevel.Delivery("orders", "5e1f", "out", 7, 0, "a7"))
+    assert str(error.value).startswith(f"sink 'out', batch 7, partition 0{place}: sinks.kafka({part}=): ")
+    assert re.search(text, str(error.value))
+    assert str(error.value).endswith(f"The outputs are committed: correct {part}=, and the next run delivers them.")
+
+
+def test_what_a_function_raises_is_not_taken_for_a_missing_field(write: Callable[..., list[Message]]) -> None:
+    with pytest.raises(StepFailed, match="'out', batch 1: a function raised KeyError: 'costumer'"):
+        write([{"id": 1}], key=lambda row: row["costumer"])
+
+
+def test_a_corrected_key_delivers_what_is_committed(write: Callable[..., list[Message]]) -> None:
+    rows = [{"id": "a"}]
+    with pytest.raises(InvalidUse, match="the next run delivers them"):
+        write(rows, key="costumer")
+    assert [message.key for message in write(rows, key="id")] == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("value", "row", "text"),
+    [
+        ("json", {"x": {(1, 2): 3}}, "cannot be written as JSON"),
+        ("string", {"x": 1}, "expected str, got"),
+        (mp.formats.avro(RECORD), {"id": 1, "n": 1}, "expected string"),
+        (lambda row: "text", {"x": 1}, "expected <lambda> to return bytes"),
+    ],
+    ids=["json", "string", "avro", "function"],
+)
+def test_an_output_that_does_not_fit_its_format_is_delivered_by_a_function(
+    write: Callable[..., list[Message]], topic: str, value: Any, row: Any, text: str
+) -> None:
+    with pytest.raises(InvalidUse, match=text) as error:
+        write([row], value=value)
+    assert str(error.value).startswith(f"sink 'out', batch 1, partition 0, topic '{topic}': sinks.kafka(value=): ")
+    assert "are not computed again" in str(error.value) and "a run with value=<a function" in str(error.value)
+    assert [message.value for message in write([row], value=lambda row: repr(row).encode())] == [repr(row).encode()]
+    assert len(write([row], value=value)) == 1, "nothing is left to deliver"
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"headers": {"millpond-batch": "id"}}, r"\(headers\): expected names .*, got 'millpond-batch'"),
+        ({"headers": {"a": 7}}, r"\(headers\): expected a field or a function of the row for 'a', got 7"),
+        ({"deleted": "gone"}, r"\(deleted\): expected a function of the row, got 'gone'"),
+        ({"topic": "."}, r"\(topic\): expected a name"),
+    ],
+)
+def test_what_can_be_seen_to_be_wrong_is_refused_when_the_sink_is_made(how: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidUse, match=text):
+        mp.sinks.kafka(**{"topic": "orders", "servers": "localhost:9092", **how})
 
 
 @pytest.mark.parametrize("exactly_once", [True, False])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,7 +25,15 @@ from millpond.kafka.exactly_once import (
     recreated_error,
 )
 from millpond.kafka.message_formats import check_format
-from millpond.kafka.outgoing import MessageMaker, MessageParts, OutgoingMessages
+from millpond.kafka.outgoing import (
+    HEADER_NAMES,
+    MessageMaker,
+    MessageParts,
+    OutgoingMessages,
+    Unwritable,
+    is_header_name,
+    is_topic_name,
+)
 from millpond.kafka.plain_producer import PlainProducer, plain_producers
 from millpond.kafka.register import (
     REGISTER_TOPIC,
@@ -85,11 +93,26 @@ class KafkaSink:
     def deliver(self, rows: list[Any], delivery: Delivery) -> None:
         """Write the rows; on return all replicas that the topic asks for have them."""
         if rows:
-            self._write(self._maker.of_rows(rows, delivery.batch), delivery)
+            with self._as_invalid_use(delivery):
+                messages = self._maker.of_rows(rows, delivery.batch)
+            self._write(messages, delivery)
 
     def deliver_table(self, table: pa.Table, delivery: Delivery) -> None:
         """Write uniform rows, from their columns if the messages need no Python objects."""
-        self._write(self._maker.of_table(table, delivery.batch) or self._of_objects(table, delivery), delivery)
+        with self._as_invalid_use(delivery):
+            messages = self._maker.of_table(table, delivery.batch)
+            if messages is None:
+                messages = self._maker.of_rows(table.to_pylist(), delivery.batch)
+        self._write(messages, delivery)
+
+    @contextmanager
+    def _as_invalid_use(self, delivery: Delivery) -> Iterator[None]:
+        """Raise `InvalidUse`, which says where it was, for a row of which no message can be made."""
+        try:
+            yield
+        except Unwritable as error:
+            topic = f", topic {self._parts.topic!r}" if isinstance(self._parts.topic, str) else ""
+            raise InvalidUse(f"{describe_delivery(delivery)}{topic}: {error}") from None
 
     def for_changes(self) -> KafkaSink:
         """Return a sink that writes a tombstone for a key that is gone, unless the user gave `deleted`."""
@@ -98,9 +121,6 @@ class KafkaSink:
         found = copy(self)
         found._parts = replace(self._parts, deleted=is_deletion)
         return found
-
-    def _of_objects(self, table: pa.Table, delivery: Delivery) -> OutgoingMessages:
-        return self._maker.of_rows(table.to_pylist(), delivery.batch)
 
     def _write(self, messages: OutgoingMessages, delivery: Delivery) -> None:
         self._check_topics(messages)
@@ -422,7 +442,7 @@ def make_kafka_sink(
     for name, topic in (("topic", parts.topic), ("register", register)):
         if callable(topic) and name == "topic":
             continue
-        if isinstance(topic, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+        if is_topic_name(topic):
             continue
         raise InvalidUse(
             f"{where}({name}): expected a name of letters, digits, '.', '_' and '-'"
@@ -437,12 +457,25 @@ def make_kafka_sink(
             f"{where}(headers): expected a dict of names and fields or functions, or a function of the row that "
             f"returns a dict, got {parts.headers!r}"
         )
+    _check_header_names(where, parts)
+    if parts.deleted is not None and not callable(parts.deleted):
+        raise InvalidUse(f"{where}(deleted): expected a function of the row, got {parts.deleted!r}")
     if type(exactly_once) is not bool:
         raise InvalidUse(f"{where}(exactly_once): expected True or False, got {exactly_once!r}")
     check_format(where, "value", parts.value, parts.registry)
     if exactly_once:
         return ExactlyOnceKafkaSink(parts, settings, check_create(create), register)
     return KafkaSink(parts, settings, check_create(create))
+
+
+def _check_header_names(where: str, parts: MessageParts) -> None:
+    if not isinstance(parts.headers, Mapping):
+        return
+    for name, part in parts.headers.items():
+        if not is_header_name(name):
+            raise InvalidUse(f"{where}(headers): expected {HEADER_NAMES}, got {name!r}")
+        if not isinstance(part, str) and not callable(part):
+            raise InvalidUse(f"{where}(headers): expected a field or a function of the row for {name!r}, got {part!r}")
 
 
 def check_create(create: Any) -> NewTopics:
