@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -214,11 +215,30 @@ def within(seconds: float, work: Callable[[], object], kind: type[Exception], te
     assert time.monotonic() - began < seconds
 
 
+@pytest.mark.parametrize("make", [mp.sources.kafka, mp.sinks.kafka, partial(mp.sinks.kafka, exactly_once=False)])
+def test_a_program_that_needs_the_package_says_so_when_it_is_built(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[..., object]
+) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(InvalidUse, match=r"s\.kafka: .*confluent-kafka.* pip install 'millpond\[kafka\]'"):
+        make("orders", servers="localhost:9092")
+
+
 def test_a_row_that_is_too_large_is_one_error(write: Callable[..., list[Message]], broker: Broker, topic: str) -> None:
     broker.create_topic(topic, max_message_bytes=2000)
     rows = [{"id": str(i), "text": "x" * (5000 if i == 7 else 100)} for i in range(100)]
     within(30, lambda: write(rows, key="id"), InvalidUse, r"message of 5\d\d\d bytes to topic .* key b'7'")
     assert broker.read_committed(topic) == []
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_a_row_that_is_too_large_for_the_producer_is_one_error(
+    write: Callable[..., list[Message]], exactly_once: bool
+) -> None:
+    rows = [{"id": "a"}, {"id": "b", "text": "x" * 5000}]
+    how: dict[str, Any] = {"exactly_once": exactly_once, "options": {"message.max.bytes": 2000}}
+    within(30, lambda: write(rows, key="id", **how), InvalidUse, r"sink 'out', batch 1.* of 50\d\d bytes .*key b'b'")
+    assert len(write(rows, key="id", value=lambda row: b"x", **how)) >= 2
 
 
 def test_rows_of_which_each_is_small_enough_are_written_to_a_topic_of_small_messages(
@@ -236,7 +256,11 @@ def row_time(row: dict[str, Any]) -> int | None:
 @pytest.mark.parametrize(
     ("first", "how", "text"),
     [
-        ({"n": 0, "text": "x" * 3_000_000}, {}, r"a message of 30000\d\d bytes .*TOO_LARGE.*max.message.bytes"),
+        (
+            {"n": 0, "text": "x" * 3_000_000},
+            {},
+            r"of 30000\d\d bytes .*TOO_LARGE.*max.message.bytes.*or run once with value=",
+        ),
         ({"n": 0}, {"timestamp": row_time}, r"INVALID_TIMESTAMP.* Check timestamp="),
     ],
     ids=["too large", "too late"],
@@ -401,6 +425,13 @@ def test_an_unknown_topic_is_one_error(write: Callable[..., list[Message]]) -> N
     within(30, lambda: write([{"id": 1}], topic="nowhere-at-all"), InvalidUse, "no topic 'nowhere-at-all'.*create=")
 
 
+@pytest.mark.parametrize("create", [{"partition": 3}, {"replication": 3}, {"cleanup.policy": "never"}])
+def test_a_topic_that_cannot_be_created_as_asked_for_is_one_error(
+    write: Callable[..., list[Message]], topic: str, create: dict[str, Any]
+) -> None:
+    within(30, lambda: write([{"id": 1}], create=create), InvalidUse, "creating topic .* Check create=")
+
+
 def test_a_register_that_is_not_compacted_is_refused(
     write: Callable[..., list[Message]], broker: Broker, topic: str
 ) -> None:
@@ -545,6 +576,25 @@ def test_a_register_that_was_deleted_doubles_nothing(broker: Broker, topic: str,
     bench.check()
 
 
+@pytest.mark.parametrize("changed", ["register", "transactional.id"])
+def test_a_register_or_prefix_that_was_changed_is_named(
+    broker: Broker, topic: str, tmp_path: Path, changed: str
+) -> None:
+    bench = KafkaBench(broker, topic, tmp_path)
+    bench.send(30)
+    bench.app.run()
+    if changed == "register":
+        other = bench.app.with_(sink={"register": f"{topic}-register"})
+    else:
+        other = bench.app.with_(options={"transactional.id": f"{topic}-other"})
+    with pytest.raises(
+        Incompatible, match=r"register= or transactional\.id in options= of the sink was changed: put it back"
+    ):
+        other.run()
+    bench.app.run()
+    bench.check()
+
+
 def test_a_register_that_is_deleted_under_a_running_driver_is_noticed(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:
@@ -623,8 +673,11 @@ def test_an_older_copy_stops_before_it_changes_anything(bench: KafkaBench) -> No
     bench.send(30)
     bench.app.run()
     for _ in range(2):
-        with pytest.raises(Incompatible, match="does not contain them"):
+        with pytest.raises(Incompatible, match=r"does not contain them.*Then run\(accept=\['out'\]\)") as error:
             older.run()
+        assert "take" not in str(error.value).split("Stop the other one.")[1]
+    with pytest.raises(InvalidUse, match=r"run\(take_back=\): .*'out'.* cannot be taken back.*accept=\['out'\]"):
+        older.with_(take_back=("out",)).run()
     bench.send(10)
     bench.app.run()
     bench.check()

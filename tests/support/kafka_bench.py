@@ -103,6 +103,7 @@ class KafkaApp:
     partitions: int = 2
     exactly_once: bool = True
     accept: tuple[str, ...] = ()
+    take_back: tuple[str, ...] = ()
     max_rows: int = 40
     keep: int = 1000
     publish: str = ""  # a topic for the changes of the step
@@ -139,6 +140,7 @@ class KafkaApp:
             keep=app.keep,
             compact_every=app.compact_every,
             accept=self.accept,
+            take_back=self.take_back,
         )
         program = mp.lowlevel.program(app)
         return Driver.start(program, LocalRuntime(storage, clock), storage, clock, settings, Controls(hook=hook))

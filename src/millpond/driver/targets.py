@@ -63,6 +63,12 @@ class Targets:
                     f"run(accept=, take_back=): expected sinks of app {program.app!r} whose targets remember who "
                     f"delivers to them ({able}), got {name!r}"
                 )
+        for name in sorted(self._take_back):
+            if not self._can_take_back(name):
+                raise InvalidUse(
+                    f"run(take_back=): sink {name!r}: what is in {self._sinks[name].target} cannot be taken back. Use "
+                    f"{_accept_option(name)}: it stays beside what comes."
+                )
         if self._accept & self._take_back:
             both = ", ".join(sorted(self._accept & self._take_back))
             raise InvalidUse(f"run(accept=, take_back=): expected each sink in one of them, got {both} in both")
@@ -320,9 +326,10 @@ class Targets:
             return
         raise Incompatible(
             f"sink {name!r}: {sink.target} has messages, and its register knows no driver of app {last.app!r}, which "
-            f"has delivered batches up to {min(newest, last.deliveries.get(name, newest))}: the register was deleted, "
-            f"or another app of this name has taken it over. Put the register back, or go on: run(accept=[{name!r}]), "
-            f"or --accept {name}, delivers what follows; what the last run delivered last may then be there twice."
+            f"has delivered batches up to {min(newest, last.deliveries.get(name, newest))}. Perhaps register= or "
+            "transactional.id in options= of the sink was changed: put it back as it was. Or the register was deleted, "
+            f"or another app of this name has taken it over: put the register back, or go on. {_accept_option(name)}, "
+            "delivers what follows; what the last run delivered last may then be there twice."
         )
 
     def _behind_error(self, name: str, first: int, end: int, last: Record) -> Incompatible:
@@ -394,12 +401,24 @@ class Targets:
 
     def _ahead_error(self, name: str, foreign: list[Registration], newest: int) -> Incompatible:
         found = max(foreign, key=lambda entry: (entry.batch, entry.claim))
+        take_back = ""
+        if self._can_take_back(name):
+            take_back = (
+                f"run(take_back=[{name!r}]), or --take-back {name}, empties the deliveries that this ledger does not "
+                "contain, and "
+            )
         return Incompatible(
             f"sink {name!r}: {self._sinks[name].target} has taken deliveries up to batch {found.batch} of app "
             f"{found.app!r} from a driver whose claim is record {found.claim}, and the ledger in "
             f"{self._ledger.storage.url}, which ends at record {newest}, does not contain them: an older copy of the "
             "state directory was put back, or another copy of it is running. Stop the other one. Then "
-            f"run(take_back=[{name!r}]), or --take-back {name}, empties the deliveries that this ledger does not "
-            f"contain, and run(accept=[{name!r}]), or --accept {name}, leaves them there, beside what comes. Nothing "
-            "was changed."
+            f"{take_back}{_accept_option(name)}, leaves them there, beside what comes. Nothing was changed."
         )
+
+    def _can_take_back(self, name: str) -> bool:
+        return getattr(self._sinks[name], "can_take_back", True)  # an attribute that a sink need not have
+
+
+def _accept_option(name: str) -> str:
+    """Return how a person accepts a target as it is."""
+    return f"run(accept=[{name!r}]), or --accept {name}"

@@ -14,6 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait as wait_for_futures
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millpond.clock import elapsed
@@ -71,11 +72,14 @@ def import_kafka() -> Any:
     try:
         import confluent_kafka
     except ImportError as error:
-        raise InvalidUse(
-            "Kafka sources and sinks need the package confluent-kafka, which is not installed "
-            f"({error}). Install it with: pip install 'millpond[kafka]'"
-        ) from error
+        raise _missing_package("Kafka sources and sinks", str(error)) from error
     return confluent_kafka
+
+
+def _missing_package(who: str, found: str) -> InvalidUse:
+    return InvalidUse(
+        f"{who}: expected the package confluent-kafka, got: {found}. Install it with: pip install 'millpond[kafka]'"
+    )
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,9 @@ class KafkaSettings:
 
     @classmethod
     def of(cls, where: str, servers: Any, options: Any) -> KafkaSettings:
-        """Check what the user gave to a source or sink; `where` names it in errors."""
+        """Check what the user gave to a source or sink, and that Kafka can be used; `where` names it in errors."""
+        if find_spec("confluent_kafka") is None:  # an import would take longer, and a program may be built and not run
+            raise _missing_package(where, "it is not installed")
         if isinstance(servers, (list, tuple)) and all(isinstance(server, str) for server in servers):
             servers = ",".join(servers)
         if not isinstance(servers, str) or not all(map(_is_server, servers.split(","))):
@@ -223,12 +229,15 @@ class ErrorWatch:
         text = self.settings.scrub(f"Kafka at {self.settings.servers}: {doing}: {why}")
         return Unavailable(f"{text}. Is the broker running, and is servers= right?", retry_after=RETRY_SECONDS)
 
-    def error_of(self, error: KafkaError, doing: str) -> MillpondError:
-        """Return our error for one of librdkafka: `InvalidUse` if a person has to act, otherwise `Unavailable`."""
+    def error_of(self, error: KafkaError, doing: str, remedy: str | None = None) -> MillpondError:
+        """Return our error for one of librdkafka: `InvalidUse` if a person has to act, otherwise `Unavailable`.
+
+        With a `remedy`, which is what the person has to do, it is always `InvalidUse`.
+        """
         text = self._describe(error, doing)
-        if not self._is_permanent(error):
+        if remedy is None and not self._is_permanent(error):
             return Unavailable(text, retry_after=RETRY_SECONDS)
-        return InvalidUse(f"{text}. {_remedy(error)}")
+        return InvalidUse(f"{text}. {remedy or _remedy(error)}")
 
     def _is_permanent(self, error: KafkaError) -> bool:
         from confluent_kafka import KafkaError
@@ -305,8 +314,8 @@ def _remedy(error: KafkaError) -> str:
         return "Check the host in servers="
     if "authoriz" in error.str().lower() or "AUTHORIZATION" in error.name():
         return "Give the user the permissions that the reference page of Kafka lists"
-    if code in (E.MSG_SIZE_TOO_LARGE, E.RECORD_LIST_TOO_LARGE):
-        return "Raise max.message.bytes of the topic, or make the rows smaller"
+    if code in (E.INVALID_CONFIG, E.INVALID_PARTITIONS, E.INVALID_REPLICATION_FACTOR, E.POLICY_VIOLATION):
+        return "Check create= of the sink, which says how topics are created, or create the topic yourself"
     return "Check the options"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from millpond.errors import InvalidUse, short_repr
+from millpond.kafka.clients import import_kafka
 from millpond.kafka.message_formats import Format, make_encoder
 from millpond.kafka.schema_registry import RegistrySettings
 from millpond.rows.fields import MissingField, read_field
@@ -30,6 +31,10 @@ HEADER_NAMES = f"names that are text without NUL, and not {BATCH_HEADER!r}, whic
 LAST_PARTITION = (1 << 31) - 1
 TIMES = range(-(1 << 63), 1 << 63)  # in milliseconds
 FieldOrFunction = str | Callable[[Any], Any]
+
+
+class TooLargeToQueue(Exception):
+    """A message is larger than its producer takes, whatever the topic allows."""
 
 
 class Unwritable(Exception):
@@ -89,7 +94,8 @@ class OutgoingMessages:
     headers: MessageColumn
 
     def produce(self, producer: Producer) -> None:
-        """Queue the messages, and wait while the queue is full."""
+        """Queue the messages, and wait while the queue is full. Raises `TooLargeToQueue`."""
+        kafka = import_kafka()
         send, columns = producer.produce, (self.topics, self.values, self.keys, self.partitions, self.headers)
         for topic, value, key, partition, headers, time in zip(*columns, self.timestamps, strict=False):
             while True:
@@ -101,6 +107,16 @@ class OutgoingMessages:
                     break
                 except BufferError:
                     producer.poll(0.05)
+                except kafka.KafkaException as error:
+                    if error.args[0].code() != kafka.KafkaError.MSG_SIZE_TOO_LARGE:
+                        raise
+                    size = len(value or b"")
+                    raise TooLargeToQueue(
+                        f"a message of {size} bytes to topic {topic!r}, with key {short_repr(key)}: expected at most "
+                        "message.max.bytes of the producer. Raise it in options=, or run once with value=<a function "
+                        "that returns fewer bytes>. The outputs are committed and are not computed again: the next run "
+                        "delivers them"
+                    ) from None
 
 
 class MessageMaker:

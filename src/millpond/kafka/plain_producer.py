@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from millpond.errors import InvalidUse
 from millpond.kafka.batch_sizes import batch_config, is_sent_alone
 from millpond.kafka.clients import ErrorWatch, KafkaSettings, as_our_errors, import_kafka
-from millpond.kafka.outgoing import OutgoingMessages
+from millpond.kafka.outgoing import OutgoingMessages, TooLargeToQueue
 from millpond.kafka.transactions import PRODUCER_DEFAULTS, RefusedMessage, TooLarge, message_error
 
 if TYPE_CHECKING:
@@ -41,7 +42,10 @@ class PlainProducer:
         Raises `TooLarge` if a batch was refused for its size: smaller ones may be taken.
         """
         with as_our_errors(self._watch, doing):
-            messages.produce(self._producer)
+            try:
+                messages.produce(self._producer)
+            except TooLargeToQueue as error:
+                raise InvalidUse(f"{doing}: {error}") from None
             self._flush(doing, is_alone=False)
 
     def put(self, topic: str, partition: int, key: bytes, value: bytes | None) -> None:

@@ -16,6 +16,7 @@ from millpond.clock import elapsed
 from millpond.errors import InvalidUse, MillpondError, Unavailable, short_repr
 from millpond.kafka.batch_sizes import batch_config, is_sent_alone
 from millpond.kafka.clients import RETRY_SECONDS, ErrorWatch, KafkaSettings, as_our_errors, import_kafka
+from millpond.kafka.outgoing import TooLargeToQueue
 from millpond.kafka.register import (
     EntryKey,
     PartitionEntry,
@@ -72,14 +73,18 @@ def message_error(watch: ErrorWatch, error: KafkaError, doing: str) -> MillpondE
     """Return our error for a message that was not written: `InvalidUse` if it will never be."""
     from confluent_kafka import KafkaError as E
 
+    too_large = "Raise max.message.bytes of the topic, or run once with value=<a function that returns fewer bytes>"
     remedies = {
         E.INVALID_RECORD: "A compacted topic takes no message without a key: give key=",
-        E.INVALID_TIMESTAMP: "Check timestamp=, and message.timestamp.before.max.ms of the topic",
+        E.INVALID_TIMESTAMP: "Check timestamp=, and message.timestamp.before.max.ms and .after.max.ms of the topic",
+        E.MSG_SIZE_TOO_LARGE: too_large,
+        E.RECORD_LIST_TOO_LARGE: too_large,
         E._UNKNOWN_PARTITION: "The topic does not have the partition that partition= returns",
     }
-    found = watch.error_of(error, doing)
     remedy = remedies.get(error.code())
-    return found if remedy is None else InvalidUse(f"{found}. {remedy}")
+    if remedy is not None:
+        remedy += ". The outputs are committed and are not computed again: the next run delivers them"
+    return watch.error_of(error, doing, remedy)
 
 
 @dataclass(frozen=True)
@@ -170,13 +175,15 @@ class PartitionWriter:
             if work.check is not None and self._flush():
                 work.check()
             self._commit()
+        except TooLargeToQueue as error:
+            self._end()
+            raise InvalidUse(f"{doing}: {error}") from None
         except kafka.KafkaException as error:
             self._abort(error.args[0], doing)
         except (kafka.KafkaError, SystemError) as error:  # raised by `flush` and `poll` of a producer that was fenced
             raise FencedProducer(str(error)) from error
         except BaseException:  # an open transaction would keep readers waiting, also those of the register
-            if not self._try_to_abort():
-                self._abort_with_successor()
+            self._end()
             raise
         self.entry = work.entry
 
@@ -223,6 +230,11 @@ class PartitionWriter:
             self._abort_with_successor()
         is_alone = refused is None or is_sent_alone(self._batch_level, self._config, refused.size)
         raise TooLarge(str(found)) if refused is not None and refused.is_too_large and not is_alone else found
+
+    def _end(self) -> None:
+        """Abort the transaction, if need be with another producer."""
+        if not self._try_to_abort():
+            self._abort_with_successor()
 
     def _try_to_abort(self) -> bool:
         """Abort the transaction, and return whether the producer can be used again."""

@@ -278,7 +278,10 @@ class RegisteredSink(Protocol):
 
         `registration` is one of the entries that the ledger does not contain. `known(batch, attempt)` says whether the
         ledger contains a delivery. Returns a function that makes these deliveries void and returns their names. The
-        driver calls that function after it has made sure that it still owns the app."""
+        driver calls that function after it has made sure that it still owns the app.
+
+        A sink that cannot do that has the attribute `can_take_back = False`, so that no error offers it, and raises
+        `InvalidUse`."""
         ...
 
     def revive(self, rows: list[Any], delivery: Delivery) -> None:

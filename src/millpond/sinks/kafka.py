@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from millpond.errors import Incompatible, InvalidUse, Unavailable
-from millpond.kafka.clients import KafkaSettings, Requests
+from millpond.kafka.clients import KafkaSettings, Requests, import_kafka
 from millpond.kafka.delivery_process import process_client
 from millpond.kafka.exactly_once import (
     DeliveryPlace,
@@ -143,11 +143,10 @@ class KafkaSink:
 
     def _topic_id(self, name: str) -> str:
         """Return the id of a topic. One that is missing is created, if the user wants that."""
-        from confluent_kafka import TopicCollection
-
+        collection = import_kafka().TopicCollection([name])
         is_created = False
         for _ in range(CREATION_CHECKS):
-            future = self._requests.client.describe_topics(TopicCollection([name]))[name]
+            future = self._requests.client.describe_topics(collection)[name]
             topic = self._requests.wait_or_none(future, f"looking for topic {name!r}")
             if topic is not None:
                 self._known_topics[name] = str(topic.topic_id)
@@ -186,6 +185,8 @@ class ExactlyOnceKafkaSink(KafkaSink):
     >>> kafka("totals", servers="localhost:9092")
     kafka('totals', servers='localhost:9092')
     """
+
+    can_take_back = False
 
     def __init__(
         self, parts: MessageParts, settings: KafkaSettings, create: NewTopics, register: str = REGISTER_TOPIC
