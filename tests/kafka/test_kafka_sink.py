@@ -253,6 +253,7 @@ def row_time(row: dict[str, Any]) -> int | None:
 
 
 @pytest.mark.parametrize("exactly_once", [True, False])
+@pytest.mark.parametrize("behind", ["small", "large"])
 @pytest.mark.parametrize(
     ("first", "how", "text"),
     [
@@ -270,11 +271,14 @@ def test_a_message_that_is_refused_before_many_others_is_one_error(
     broker: Broker,
     topic: str,
     exactly_once: bool,
+    behind: str,
     first: Any,
     how: dict[str, Any],
     text: str,
 ) -> None:
-    rows = [first, *({"n": i, "text": "y" * 10} for i in range(1, 200_000))]
+    large = [{"n": i, "text": "y" * 900_000} for i in range(1, 40)] if behind == "large" else []
+    small = [{"n": i, "text": "y" * 10} for i in range(1, 200_000)] if behind == "small" else []
+    rows = [first, *large, *small]
     within(30, lambda: write(rows, exactly_once=exactly_once, **how), InvalidUse, text)
     if exactly_once:
         assert broker.read_committed(topic) == []
