@@ -332,10 +332,10 @@ def test_an_error_between_messages_leaves_no_open_transaction(
 
 
 BAD_PARTS: list[tuple[str, Any, str]] = [
-    ("key", "costumer", r"expected field 'costumer' in every row: the row has no field 'costumer'; it has: 'id'"),
+    ("key", "buyer", r"expected field 'buyer' in every row: the row has no field 'buyer'; it has: 'id'"),
     ("key", lambda row: object(), r"expected text, bytes, or what can be JSON, got <object .* \(object\)"),
     ("key", lambda row: "\ud800", r"expected text that UTF-8 can encode"),
-    ("headers", {"from": "costumer"}, r"expected field 'costumer' in every row: .* it has: 'id'"),
+    ("headers", {"from": "buyer"}, r"expected field 'buyer' in every row: .* it has: 'id'"),
     ("headers", lambda row: None, r"expected the function to return a dict, got None"),
     ("headers", lambda row: [("a", "b")], r"expected the function to return a dict, got \[\("),
     ("headers", lambda row: {1: "a"}, r"expected names that are text.*, got 1"),
@@ -367,14 +367,14 @@ def test_a_part_that_no_message_can_have_is_one_error(
 
 
 def test_what_a_function_raises_is_not_taken_for_a_missing_field(write: Callable[..., list[Message]]) -> None:
-    with pytest.raises(StepFailed, match="'out', batch 1: a function raised KeyError: 'costumer'"):
-        write([{"id": 1}], key=lambda row: row["costumer"])
+    with pytest.raises(StepFailed, match="'out', batch 1: a function raised KeyError: 'buyer'"):
+        write([{"id": 1}], key=lambda row: row["buyer"])
 
 
 def test_a_corrected_key_delivers_what_is_committed(write: Callable[..., list[Message]]) -> None:
     rows = [{"id": "a"}]
     with pytest.raises(InvalidUse, match="the next run delivers them"):
-        write(rows, key="costumer")
+        write(rows, key="buyer")
     assert [message.key for message in write(rows, key="id")] == [b"a"]
 
 
