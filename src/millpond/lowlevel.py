@@ -1,7 +1,7 @@
 """What authors of sources, sinks and tools need. Programs rarely do: `import millpond as mp; mp.lowlevel.Split(…)`.
 
-    sources  Source; SnapshotSource, BoundedSource, LearningSource, WaitingSource, TimedSource, AcknowledgedSource,
-             RetainedSource; Split, Chunk, Limit, JsonLines, BadRow, TooMuch
+    sources  Source; SnapshotSource, BoundedSource, LearningSource, WaitingSource, TimedSource, CheckedSource,
+             AcknowledgedSource, RetainedSource; Split, Chunk, Limit, JsonLines, BadRow, TooMuch
     sinks    Sink, TableSink, FrameSink, RollbackSink, RegisteredSink, FencingSink, ChangesSink; Delivery, Registration
     apps     program, storage, run_with, Settings, Storage
 
@@ -35,6 +35,7 @@ from millpond.sources.base import (
     AcknowledgedSource,
     BadRow,
     BoundedSource,
+    CheckedSource,
     Chunk,
     JsonLines,
     LearningSource,
@@ -54,6 +55,7 @@ __all__ = [
     "BadRow",
     "BoundedSource",
     "ChangesSink",
+    "CheckedSource",
     "Chunk",
     "Delivery",
     "FencingSink",

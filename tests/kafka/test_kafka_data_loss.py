@@ -131,6 +131,54 @@ def test_a_topic_that_is_deleted_between_plan_and_read_stops_the_app(
     assert app.rows == count_to(5)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("when", [("plan", "after"), ("compute", "during")])
+def test_a_topic_that_is_created_again_between_plan_and_commit_is_not_read_under_the_old_offsets(
+    broker: Broker, topic: str, tmp_path: Path, when: tuple[str, str], ahead: bool
+) -> None:
+    broker.create_topic(topic)
+    broker.send(topic, count_to(5))
+    app = reader_of(broker, topic, tmp_path)
+    app.run()
+    broker.send(topic, count_to(15, first=5))
+    begun: list[str] = []
+
+    def create_again(step: str, at: str) -> None:
+        if (step, at) == when and not begun:
+            begun.append(topic)
+            broker.delete_topic(topic)
+            broker.create_topic(topic)
+            broker.send(topic, count_to(130, first=100))  # more than before: all offsets of the plan are there
+
+    with pytest.raises(InvalidUse, match=f"{topic}/0: the topic was deleted and created again: .* from offset 5"):
+        app.run(hook=create_again, ahead=ahead, max_rows=10)
+    assert begun and app.rows == count_to(5)
+    going_on = reader_of(broker, topic, tmp_path, on_data_loss="continue")
+    assert going_on.run() == count_to(130, first=100)
+
+
+def test_a_topic_that_is_created_again_between_plan_and_commit_is_read_from_its_beginning(
+    broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    broker.create_topic(topic)
+    broker.send(topic, count_to(5))
+    app = reader_of(broker, topic, tmp_path, on_data_loss="continue")
+    app.run()
+    broker.send(topic, count_to(15, first=5))
+    begun: list[str] = []
+
+    def create_again(step: str, at: str) -> None:
+        if (step, at) == ("plan", "after") and not begun:
+            begun.append(topic)
+            broker.delete_topic(topic)
+            broker.create_topic(topic)
+            broker.send(topic, count_to(130, first=100))
+
+    app.run(hook=create_again)
+    app.run()
+    assert app.rows == [*count_to(5), *count_to(130, first=100)]
+
+
 def test_a_position_beyond_the_end_stops_the_app(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create_topic(topic)
     broker.send(topic, count_to(5))

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Self
+from functools import partial
+from typing import Self, TypeVar
 
 from millpond.backoff import Backoff
 from millpond.clock import Clock
@@ -50,9 +51,11 @@ from millpond.messages import EventTime, TooManyRows, TooMuch, TooSoon
 from millpond.pipeline.graph import Program
 from millpond.pipeline.phases import phases
 from millpond.runtimes.base import Runtime
-from millpond.sources.base import AcknowledgedSource, LearningSource, Limit, WaitingSource
+from millpond.sources.base import AcknowledgedSource, CheckedSource, LearningSource, Limit, WaitingSource
 from millpond.storage import Storage
 from millpond.watermarks import Quiet, SourceAnswers, is_due
+
+T = TypeVar("T")
 
 log = logging.getLogger("millpond")
 
@@ -82,10 +85,13 @@ class Driver:
         self._bootstrap = TableBootstrap(program, clock.monotonic()) if phases(program) else None
         self._ahead = ReadAhead(program, runtime)
         self._acknowledged: dict[str, AcknowledgedSource] = {}
+        self._checked: dict[str, CheckedSource] = {}
         for stream in program.reads:
             source: object = source_of(program, stream)
             if isinstance(source, AcknowledgedSource):
                 self._acknowledged[stream] = source
+            if isinstance(source, CheckedSource):
+                self._checked[stream] = source
         self._patience = Patience(program.app, controls.stop or threading.Event(), owner.check)
         self.compactor = Compactor(
             owner.id,
@@ -326,15 +332,19 @@ class Driver:
 
     def _ask_patiently(self, request: BatchRequest) -> BatchPlan:
         """Ask the sources what to read next, and wait for one that is unavailable."""
+        return self._persist(partial(self._ask_sources, request))
+
+    def _persist(self, ask: Callable[[], T]) -> T:
+        """Return what a function returns, and call it again for as long as a source is unavailable."""
         while True:
             try:
-                plan = self._ask_sources(request)
+                found = ask()
             except Unavailable as error:
                 self._patience.wait(error)
             else:
                 if self._patience.attempts:
                     self._patience.end()
-                return plan
+                return found
 
     def _ask_sources(self, request: BatchRequest) -> BatchPlan:
         """Ask the sources what to read next after some positions."""
@@ -372,7 +382,14 @@ class Driver:
             stage = self.runtime.next_stage(self.program, context, number, carried)
             if not computed.add(stage):
                 return None
+        self._check_read(computed.positions)
         return computed
+
+    def _check_read(self, positions: Positions) -> None:
+        """Ask the sources whether what a batch has read is what was planned. The batch waits for an answer."""
+        for stream, source in self._checked.items():
+            if stream in positions:
+                self._persist(partial(source.check_read, positions[stream]))
 
     def _plan_next(self, positions: Positions) -> BatchPlan:
         limit = self._next_limit(self._most)

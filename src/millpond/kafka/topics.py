@@ -47,6 +47,7 @@ class Topics:
         self._names: list[str] = []
         self._looked_up = -PATTERN_SECONDS
         self._known: dict[str, list[TopicPartitionId]] = {}
+        self._checks = 0  # the number of the next call of `ids_now`
 
     def __reduce__(self) -> Any:
         return Topics, (self._requests, self._topics, self._isolation)
@@ -56,6 +57,7 @@ class Topics:
 
         The offsets are of the topics that have these ids: a topic that was created again in between is asked again.
         """
+        self._checks += 1  # what follows is about later reads
         names = self._current_names()
         for _ in range(ATTEMPTS):
             known = self._known if self._known.keys() >= set(names) else self._describe(names)
@@ -76,6 +78,15 @@ class Topics:
     def find(self, topic: str, partition: int) -> TopicPartitionId | None:
         """Return a partition as it is now; None if it does not exist."""
         return next((part for part in self._describe([topic])[topic] if part.partition == partition), None)
+
+    def ids_now(self, topics: Sequence[str]) -> dict[str, str | None]:
+        """Return the ids of topics, as they are after this call began; None for a topic that does not exist.
+
+        No answer to an earlier question counts. Only after `Unavailable` the next call waits for the same answer.
+        """
+        found = self._describe(topics, self._checks)
+        self._checks += 1
+        return {topic: parts[0].topic_id if parts else None for topic, parts in found.items()}
 
     def end_of(self, part: TopicPartitionId) -> int:
         """Return the end offset of one partition."""
@@ -133,14 +144,17 @@ class Topics:
         is_internal = name.startswith("__") and not self._topics.pattern.startswith("^__")
         return not is_internal and self._topics.match(name) is not None
 
-    def _describe(self, names: Sequence[str]) -> dict[str, list[TopicPartitionId]]:
-        """Return the partitions of each topic. A topic that does not exist has none."""
+    def _describe(self, names: Sequence[str], check: int | None = None) -> dict[str, list[TopicPartitionId]]:
+        """Return the partitions of each topic. A topic that does not exist has none.
+
+        An answer that is still to come is waited for, if it is to the same names and `check`.
+        """
         if not names:
             return {}
         from confluent_kafka import TopicCollection
 
         answers = self._requests.ask(
-            ("topics", tuple(names)),
+            ("topics", tuple(names), check),
             lambda: self._requests.client.describe_topics(TopicCollection(list(names))),
             f"looking for topic {show_names(names)}",
         )

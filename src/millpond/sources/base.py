@@ -21,7 +21,8 @@ from millpond.errors import MillpondError
 class TooMuch(MillpondError):
     """A reading task met more than a batch can hold: the batch is planned again with a smaller limit.
 
-    A source may raise it in `read`, if the rows of a split are much larger than those by which it was planned.
+    A source may raise it in `read`, if the rows of a split are much larger than those by which it was planned, or are
+    no longer there.
 
     >>> import millpond as mp
     >>> issubclass(mp.lowlevel.TooMuch, mp.errors.MillpondError)
@@ -291,6 +292,31 @@ class TimedSource(Protocol):
 
 
 @runtime_checkable
+class CheckedSource(Protocol):
+    """A source whose input may be replaced by another one while it is read. Optional: a commit asks it first.
+
+    >>> import millpond as mp
+    >>> class Numbered:
+    ...     tape = 7
+    ...
+    ...     def check_read(self, position):
+    ...         if position["0"]["tape"] != self.tape:
+    ...             raise mp.lowlevel.TooMuch("the tape was changed")
+    >>> isinstance(Numbered(), mp.lowlevel.CheckedSource)
+    True
+    >>> Numbered().check_read({"0": {"tape": 7, "line": 100}})
+    """
+
+    def check_read(self, position: Mapping[str, Any]) -> None:
+        """Raise `TooMuch` if the rows that a batch has read may be of another input than the one that was planned.
+
+        Called on the driver, after the tasks of a batch have read all of its rows and before it is committed, with the
+        places that the batch has moved. After `TooMuch` nothing of the batch counts: it is planned again.
+        """
+        ...
+
+
+@runtime_checkable
 class AcknowledgedSource(Protocol):
     """A source that others may ask how far an app has read, as a Kafka consumer group is asked. Optional.
 
@@ -307,6 +333,7 @@ class AcknowledgedSource(Protocol):
     True
     >>> Monitored().acknowledge("orders", {"0": 7})
     orders has read {'0': 7}
+    >>> Monitored().finish_acknowledging()
     """
 
     def acknowledge(self, app: str, position: Mapping[str, Any]) -> None:

@@ -166,6 +166,18 @@ class KafkaSource:
         """Take note of the size of messages."""
         self._rows, self._row_bytes = rows, max(1.0, bytes / rows)
 
+    def check_read(self, position: Mapping[str, Any]) -> None:
+        """Raise TooMuch if a topic of which a batch has read was deleted since it was planned.
+
+        Messages are fetched by the name of their topic: if it was created again, they may be those of the new one,
+        under the offsets of the old one. An id is never used twice, so a topic that still has the id of the plan after
+        the last message was fetched had it all the time.
+        """
+        ids = {place.rsplit("/", 1)[0]: entry["topic_id"] for place, entry in _partitions(position).items()}
+        for topic, found in self._lookup.ids_now(sorted(ids)).items():
+            if found != ids[topic]:
+                raise TooMuch(f"sources.kafka: topic {topic!r} was deleted while it was read")
+
     def check_retained(self, position: Mapping[str, Any], newest: Mapping[str, Any]) -> None:
         """Raise InvalidUse if messages after a position are gone.
 
