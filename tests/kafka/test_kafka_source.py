@@ -215,6 +215,41 @@ def test_metadata_has_all_of_the_message(broker: Broker, topic: str, tmp_path: P
     assert letter["error"].startswith(f"topic '{topic}', partition 0, offset 4: ValueError: expected UTF-8 text")
 
 
+DEEP = b"[" * 5000, b"]" * 5000
+UNDECODABLE = [b'"\xff"', b'"\xff"\n', b'\n"\xff"', b"\n".join(DEEP), b"".join(DEEP), b"{}\n{}", b"\n", b""]
+
+
+@pytest.mark.parametrize("metadata", [None, "kafka"])
+def test_a_message_that_cannot_be_decoded_is_a_bad_row(
+    broker: Broker, topic: str, tmp_path: Path, metadata: str | None
+) -> None:
+    broker.create_topic(topic)
+    for bad in UNDECODABLE:
+        broker.send(topic, [bad, {"n": 1}])
+    source = mp.sources.kafka(topic, servers=broker.address, metadata=metadata)
+    app, letters = Copying(tmp_path, source, on_error="dead-letter"), mp.sinks.memory()
+    app.app.dead_letters.to("letters", letters)
+    assert numbers(app.run()) == [1] * len(UNDECODABLE)
+    places = [letter["error"].split(":")[0] for letter in letters.rows]
+    assert places == [f"topic '{topic}', partition 0, offset {2 * i}" for i in range(len(UNDECODABLE))]
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, LookupError])
+def test_whatever_a_decoder_raises_makes_a_bad_row(
+    broker: Broker, topic: str, tmp_path: Path, error: type[BaseException]
+) -> None:
+    def decode(data: bytes) -> Any:
+        row = json.loads(data)
+        if row["n"] == 1:
+            raise error("no")
+        return row
+
+    broker.create_topic(topic)
+    broker.send(topic, count_to(3))
+    app = Copying(tmp_path, mp.sources.kafka(topic, servers=broker.address, value=decode), on_error="skip")
+    assert numbers(app.run()) == [0, 2]
+
+
 def refuse(data: bytes) -> Any:
     raise InvalidUse("the registry refuses")
 

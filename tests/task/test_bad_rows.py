@@ -161,6 +161,56 @@ def test_a_line_that_is_no_json_is_not_blamed_on_a_function(tmp_path: Path) -> N
     assert "unction" not in str(failed.value)
 
 
+def nested(depth: int) -> bytes:
+    return b'{"k": "a", "v": ' + b"[" * depth + b"]" * depth + b"}"
+
+
+UNDECODABLE = {"not UTF-8": b'{"k": "a", "v": "\xff"}', "too deep": nested(5000)}
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("line", UNDECODABLE.values(), ids=UNDECODABLE)
+def test_a_line_that_cannot_be_decoded_is_a_bad_row(tmp_path: Path, line: bytes, keyed: bool) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"k": "a"}\n' + line + b'\n{"k": "b"}\n')
+    app, dead, out = mp.App("bad", partitions=1), mp.sinks.memory(), mp.sinks.memory()
+    rows = app.stream("rows", mp.sources.files(tmp_path / "a.jsonl"), on_error="dead-letter")
+    (counted(rows) if keyed else rows).to("out", out)
+    app.dead_letters.to("dead", dead)
+    run(app, tmp_path)
+    assert [row["k"] for row in out.rows] == ["a", "b"]
+    [letter] = dead.rows
+    assert letter["error"].startswith(f"{tmp_path}/a.jsonl, line 2: expected a JSON value: ")
+
+
+@pytest.mark.parametrize("depth", range(900, 1000, 7))
+def test_a_line_that_one_task_can_decode_can_be_decoded_by_the_next(tmp_path: Path, depth: int) -> None:
+    """How deep a value may be nested depends on how many calls are open where it is decoded."""
+    (tmp_path / "a.jsonl").write_bytes(b'{"k": "a"}\n' + nested(depth) + b"\n")
+    app, out = mp.App("bad", partitions=1), mp.sinks.memory()
+    rows = app.stream("rows", mp.sources.files(tmp_path / "a.jsonl"), on_error="skip")
+    rows.key_by("k").stateful_map("count", lambda k, row, n: (n + 1, n + 1), initial=0).to("out", out)
+    run(app, tmp_path)
+    assert out.rows in ([1], [1, 2])
+
+
+@dataclass
+class Picky:
+    k: str
+
+    def __post_init__(self) -> None:
+        if self.k == "x":
+            raise LookupError("no x")
+
+
+def test_a_line_that_a_type_refuses_is_a_bad_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"k": "a"}\n{"k": "x"}\n')
+    app, out = mp.App("bad", partitions=1), mp.sinks.memory()
+    rows = app.stream("rows", mp.sources.files(tmp_path / "a.jsonl"), on_error="skip", type=Picky)
+    rows.map(lambda row: row.k).to("out", out)
+    run(app, tmp_path)
+    assert out.rows == ["a"]
+
+
 @pytest.mark.parametrize(
     ("build", "says"),
     [

@@ -69,13 +69,31 @@ def field_names(row: Any) -> list[str] | None:
     return None if names is None else list(names)
 
 
+_DEEP = 400  # calls that a task which decodes lines later may have open beyond those of the one that reads them
+_skip = msgspec.json.Decoder(msgspec.Raw)
+
+
+def _is_deep(line: bytes) -> bool:
+    """Return whether a line could not be decoded below some hundred more calls."""
+    if len(line) <= 2 * _DEEP or line.count(b"[") + line.count(b"{") <= _DEEP:
+        return False
+    try:
+        _skip.decode(b"[" * _DEEP + line + b"]" * _DEEP)
+    except RecursionError:
+        return True
+    except msgspec.MsgspecError:
+        pass  # it is no JSON, which is found where it is read
+    return False
+
+
 _readers: dict[tuple[str, ...], msgspec.json.Decoder[Any]] = {}
 
 
 def read_json_fields(lines: list[bytes], names: list[str]) -> list[Any]:
     """Return the fields of JSON objects without decoding the others: a list of values, or of tuples for several names.
 
-    Raises an exception of any kind if a line is not an object that has these fields.
+    Raises an exception of any kind if a line is not an object that has these fields, or is nested so deep that another
+    task might not be able to decode it.
     """
     reader = _readers.get(tuple(names))
     if reader is None:
@@ -86,6 +104,8 @@ def read_json_fields(lines: list[bytes], names: list[str]) -> list[Any]:
             rename=dict(zip(slots, names, strict=True)),
         )
         reader = _readers[tuple(names)] = msgspec.json.Decoder(shape)
+    if max(map(len, lines), default=0) > 2 * _DEEP and any(map(_is_deep, lines)):
+        raise RecursionError("a line that is nested too deep")
     text = b"\n".join(lines)
     text.decode()  # the fields that are skipped must be UTF-8, too
     found = reader.decode_lines(text)

@@ -26,6 +26,7 @@ from millpond.kafka.schema_registry import RegistrySettings
 from millpond.kafka.topics import Offsets, TopicPartitionId, Topics
 from millpond.shares import allot_rows
 from millpond.sources.base import BadRow, Chunk, JsonLines, Limit, Split, TooMuch
+from millpond.steps.failure import FAULTS
 from millpond.timing import EPOCH
 
 if TYPE_CHECKING:
@@ -499,7 +500,7 @@ class MessageDecoder:
                 raise InvalidUse(f"{locate_message(message)}: {error}") from None
             except MillpondError:  # one that does not answer
                 raise
-            except Exception as error:
+            except FAULTS as error:
                 bad.append(BadRow(locate_message(message), message.value(), f"{type(error).__name__}: {error}"))
         size = sum(map(len, messages))
         messages = good
@@ -556,7 +557,7 @@ def _json_lines(messages: list[Message]) -> list[bytes] | None:
         if b"\n" in line or not line.strip():
             try:
                 msgspec.json.decode(line)
-            except msgspec.MsgspecError:
+            except FAULTS:  # no JSON, no UTF-8, or nested too deep
                 return None
             lines[i] = line.replace(b"\n", b" ")
     return lines

@@ -99,14 +99,14 @@ class ChunkDecoder:
             found = self._json.decode_lines(b"\n".join(lines))
             if len(found) == len(lines):
                 return rows.with_data(found)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except FAULTS:  # a __post_init__ may raise anything, a line be no UTF-8 or nested too deep
             pass  # the loop below finds the lines that are wrong
         good, data = [], []
         for i, line in enumerate(lines):
             try:
                 data.append(self._json.decode(line))
                 good.append(i)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except FAULTS as error:
                 wanted = "a JSON value" if self._op.type is None else self._wanted
                 text = line.decode("utf-8", "backslashreplace")
                 self._fail(rows, i, text, BadInput(f"expected {wanted}: {error}"))
