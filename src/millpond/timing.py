@@ -19,7 +19,7 @@ Unit = Literal["instant", "number"]
 MAX_TICKS = (1 << 63) - 1  # later than any time: the watermark at the end of the input
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
-_RANGE = 1 << 62  # of ticks, either way: sizes and graces can be added without an overflow
+RANGE = 1 << 62  # of ticks, either way: sizes and graces can be added without an overflow
 _LONGEST = 1 << 60  # duration in ticks, so that a time and several of them still fit 64 bits
 
 _NUMBERS_SINCE_1970 = (
@@ -94,7 +94,7 @@ def unit_of(time: Time) -> Unit:
 def ticks(time: Time) -> int:
     """Return a time as ticks: microseconds since the epoch, or the number itself."""
     if isinstance(time, int):
-        if not -_RANGE < time < _RANGE:
+        if not -RANGE < time < RANGE:
             raise ValueError(f"expected a whole number below 2**62, got {time}")
         return time
     return (time - EPOCH) // MICROSECOND

@@ -328,6 +328,24 @@ def test_the_time_of_messages_closes_windows(broker: Broker, topic: str, tmp_pat
     ]
 
 
+@pytest.mark.parametrize("metadata", [None, "kafka"])
+def test_a_time_that_is_out_of_range_is_a_bad_row(
+    broker: Broker, topic: str, tmp_path: Path, metadata: str | None
+) -> None:
+    broker.create_topic(topic, message_timestamp_after_max_ms=2**63 - 1)
+    now = 1_700_000_000_000
+    for n, time in enumerate([now, 2**62, 2**63 // 1000, now]):  # such as nanoseconds in the place of milliseconds
+        broker.send(topic, [{"n": n}], timestamp=time)
+    source = mp.sources.kafka(topic, servers=broker.address, metadata=metadata)
+    app = Copying(tmp_path, source, timestamp=mp.message_time, on_error="dead-letter")
+    letters = mp.sinks.memory()
+    app.app.dead_letters.to("letters", letters)
+    assert numbers(app.run()) == [0, 3]
+    for offset, letter in enumerate(letters.rows, 1):
+        assert letter["error"].startswith(f"topic '{topic}', partition 0, offset {offset}: ")
+    assert len(letters.rows) == 2
+
+
 # --- gaps ---
 
 

@@ -18,7 +18,7 @@ from millpond.rows.rows import BadInput, Rows, Times
 from millpond.sources.base import Chunk, JsonLines
 from millpond.steps.failure import FAULTS, FailedRow, Failures
 from millpond.task.timestamps import TimeReader
-from millpond.timing import Unit, span
+from millpond.timing import RANGE, Unit, span
 
 _NO_TIME = StreamTime()
 
@@ -161,7 +161,7 @@ class ChunkDecoder:
         return rows
 
     def _set_message_times(self, rows: Rows) -> Rows:
-        """Set the event times of rows to those of their messages, and drop the rows that have none."""
+        """Set the event times of rows to those of their messages, and drop the rows without a time that can be used."""
         assert self._chunk is not None
         found, first = () if self._chunk.times is None else self._chunk.times(), self._first_order
 
@@ -169,14 +169,19 @@ class ChunkDecoder:
             return [found[order - first] if found else None for order in np.asarray(rows.order).tolist()]
 
         given = times_of(rows)
-        if None in given:
+        known = [time for time in given if time is not None]
+        if len(known) < len(given) or not all(map(_is_usable, (min(known, default=0), max(known, default=0)))):
             rows = self.decode_json(rows) if rows.form == "json" else rows.as_objects()
+            good: list[int] = []
+            for i, time in enumerate(times_of(rows)):
+                if _is_usable(time):
+                    good.append(i)
+                    continue
+                is_far = "" if time is None else f" that can be used: {time} microseconds since 1970 are out of range"
+                self._fail(rows, i, rows.data[i], BadInput(f"timestamp: the message has no time{is_far}"))
+            rows = rows.pick(good)
             given = times_of(rows)
-            for i, time in enumerate(given):
-                if time is None:
-                    self._fail(rows, i, rows.data[i], BadInput("timestamp: the message has no time"))
-            rows = rows.pick([i for i, time in enumerate(given) if time is not None])
-        rows.times = Times([time for time in given if time is not None], "instant")
+        rows.times = Times(given, "instant")
         return rows
 
     def _split_by_limit(self, rows: Rows, partition: str) -> DecodedChunk:
@@ -223,6 +228,10 @@ class ChunkDecoder:
 
     def _fail(self, rows: Rows, i: int, row: Any, error: BaseException) -> None:
         self._failures.handle(self._on_error, self._op.stream, error, FailedRow(key=None, row=row, order=rows.order[i]))
+
+
+def _is_usable(time: int | None) -> bool:
+    return time is not None and -RANGE < time < RANGE
 
 
 def rows_of_chunk(rows: pa.Table | JsonLines | list[Any], first: int) -> Rows:

@@ -11,9 +11,7 @@ import pyarrow as pa
 from millpond.pipeline.epoch import Epoch, MessageTime
 from millpond.rows.fields import read_field, read_json_fields
 from millpond.rows.rows import BadInput, Rows, Times
-from millpond.timing import Unit, as_time, ticks, unit_of
-
-_LIMIT = 1 << 62
+from millpond.timing import RANGE, Unit, as_time, ticks, unit_of
 
 
 class TimeReader:
@@ -88,6 +86,6 @@ class TimeReader:
 
     def _of_numbers(self, values: np.ndarray[Any, Any]) -> Times | None:
         factor = self._factor or 1
-        if len(values) and int(np.abs(values).max()) * factor >= _LIMIT:
+        if len(values) and int(np.abs(values).max()) * factor >= RANGE:
             return None
         return Times(values * factor, "number" if self._factor is None else "instant")
