@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from kafka_broker import Broker, Cluster
+from confluent_kafka.admin import AdminClient, ConfigResource
+from kafka_broker import Broker, Cluster, free_ports, java
 from kafka_operations import Operations
 from processes import any_alive, eventually
 from secured_kafka import ADMIN, MECHANISMS, RESTRICTED, SecuredBroker
@@ -26,6 +28,28 @@ def test_a_message_that_was_sent_is_read_with_all_its_parts(broker: Broker, topi
     assert sent == [(1, 0)]
     assert message == (topic, 1, 0, b"k", b'{"a": 1}', [("h", b"1")], 1000)
     assert broker.end_offsets(topic) == {0: 0, 1: 1}
+
+
+def test_the_broker_of_make_kafka_keeps_old_messages(kafka_jars: None, tmp_path: Path):
+    scripts = Path(shutil.copytree(SUPPORT.parents[1] / "scripts", tmp_path / "scripts"))
+    [port] = free_ports(1)
+    env = {**os.environ, "JAVA_HOME": str(java().parents[1])}
+    # The script is replaced by the broker, whose data is below the script's parent folder.
+    running = subprocess.Popen([scripts / "kafka", "run", str(port)], env=env, stderr=subprocess.DEVNULL)
+    try:
+        asked = ConfigResource(ConfigResource.Type.BROKER, "1")
+
+        def retention() -> str | None:
+            admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0})
+            with contextlib.suppress(KafkaException, TimeoutError):
+                found = admin.describe_configs([asked], request_timeout=5)[asked].result(5)
+                return str(found["log.retention.ms"].value)
+            return None
+
+        assert eventually(retention, "the broker") == "-1"
+    finally:
+        running.kill()
+        running.wait(60)
 
 
 def test_messages_of_an_aborted_transaction_are_not_read(broker: Broker, topic: str):

@@ -107,6 +107,48 @@ def test_an_unknown_topic_is_refused(broker: Broker, topic: str, tmp_path: Path)
         app.run()
 
 
+@pytest.mark.parametrize(
+    ("topics", "how", "says"),
+    [
+        (["a", "b", "a"], {}, r"sources.kafka\(topics\): expected each name once, got 'a' twice"),
+        ("a", {"metadata": "value"}, r"sources.kafka\(metadata\): expected .* other than 'value'"),
+        ("a", {"metadata": ""}, r"sources.kafka\(metadata\): expected the name of a field, got ''"),
+    ],
+)
+def test_arguments_that_contradict_are_refused_when_the_program_is_built(
+    topics: Any, how: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidUse, match=says):
+        mp.sources.kafka(topics, servers="localhost:9092", **how)
+
+
+def test_a_topic_that_the_program_no_longer_names_stops_the_app(broker: Broker, topic: str, tmp_path: Path) -> None:
+    one, other = (broker.create_topic(f"{topic}-{name}") for name in ("one", "other"))
+    broker.send(one, count_to(5))
+    broker.send(other, count_to(15, first=10))
+
+    def app(topics: Any, **how: Any) -> Copying:
+        return Copying(tmp_path, mp.sources.kafka(topics, servers=broker.address, **how))
+
+    assert numbers(app(one).run()) == list(range(5))
+    broker.send(one, count_to(7, first=5))
+    for changed in (other, f"^{other}$"):
+        with pytest.raises(InvalidUse) as refused:
+            app(changed).run()
+        text = str(refused.value)
+        assert text.startswith(f"sources.kafka: topics={changed!r} no longer has {one!r}, which the stream has read")
+        assert "the topic still exists" in text and "deleted" not in text
+        assert 'on_data_loss="continue"' in text and "another name" in text
+    assert numbers(app(other, on_data_loss="continue").run()) == list(range(10, 15))
+    # It goes on where it was, once it is named again.
+    assert numbers(app([one, other]).run()) == [5, 6]
+    broker.delete_topic(one)
+    with pytest.raises(InvalidUse, match=f"no longer has '{one}', .* the topic no longer exists"):
+        app(other).run()
+    with pytest.raises(InvalidUse, match=f"{one}/0: the topic was deleted"):
+        app([one, other]).run()
+
+
 # --- from where on ---
 
 
@@ -136,6 +178,25 @@ def test_a_datetime_begins_at_the_first_message_of_that_time(broker: Broker, top
     assert numbers(app.run()) == [5]
 
 
+@pytest.mark.parametrize(("year", "expected"), [(1950, [0, 1]), (1970, [1])])
+def test_a_start_before_1970_is_the_oldest_message(
+    broker: Broker, topic: str, tmp_path: Path, year: int, expected: list[int]
+) -> None:
+    broker.create_topic(topic)
+    for n, time in enumerate([-5000, 5000]):
+        broker.send(topic, [{"n": n}], timestamp=time)
+    start = datetime(year, 1, 1, tzinfo=UTC)
+    assert numbers(Copying(tmp_path, mp.sources.kafka(topic, servers=broker.address, start=start)).run()) == expected
+
+
+def test_a_start_between_two_milliseconds_is_the_later_one(broker: Broker, topic: str, tmp_path: Path) -> None:
+    broker.create_topic(topic)
+    for n in range(2):
+        broker.send(topic, [{"n": n}], timestamp=1_700_000_000_000 + n)
+    start = datetime.fromtimestamp(1_700_000_000, UTC).replace(microsecond=1)
+    assert numbers(Copying(tmp_path, mp.sources.kafka(topic, servers=broker.address, start=start)).run()) == [1]
+
+
 def test_offsets_begin_where_they_say_and_a_position_wins(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create_topic(topic, partitions=2)
     broker.send(topic, count_to(10), partition=0)
@@ -148,6 +209,9 @@ def test_offsets_begin_where_they_say_and_a_position_wins(broker: Broker, topic:
     assert Copying(tmp_path, source(2)).run() == []
     with pytest.raises(InvalidUse, match=rf"{topic}/0: expected an offset from 0 to 10, .* got 11"):
         Copying(tmp_path / "other", source(11)).run()
+    nowhere = mp.sources.kafka(topic, servers=broker.address, start={topic: {0: 1, 7: 0}})
+    with pytest.raises(InvalidUse, match=rf"start=\): {topic}/7: expected a partition from 0 to 1, .*, got 7"):
+        Copying(tmp_path / "nowhere", nowhere).run()
     with pytest.raises(InvalidUse, match="expected offsets of 'orders', got some of 'order'"):
         mp.sources.kafka("orders", servers=broker.address, start={"order": {0: 1}})
 

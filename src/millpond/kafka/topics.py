@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from millpond.clock import elapsed
@@ -72,8 +72,11 @@ class Topics:
         return self._ask_existing("earliest", partitions)
 
     def offsets_at(self, time: datetime, partitions: Iterable[TopicPartitionId]) -> Offsets:
-        """Return the offsets of the first messages that are not older than a time; -1 if all are older."""
-        return self._ask_existing(time, partitions)
+        """Return the offsets of the first messages that are not older than a time; -1 if all are older.
+
+        Kafka finds no time before 1970: that of such a time is the oldest message.
+        """
+        return self._ask_existing(time if time >= EPOCH else "earliest", partitions)
 
     def find(self, topic: str, partition: int) -> TopicPartitionId | None:
         """Return a partition as it is now; None if it does not exist."""
@@ -114,7 +117,7 @@ class Topics:
         from confluent_kafka.admin import OffsetSpec
 
         if isinstance(what, datetime):
-            spec = OffsetSpec.for_timestamp(max(0, (what - EPOCH) // (datetime.resolution * 1000)))
+            spec = OffsetSpec.for_timestamp(-((EPOCH - what) // timedelta(milliseconds=1)))  # rounded up
         else:
             spec = OffsetSpec.latest() if what == "latest" else OffsetSpec.earliest()
         level = "READ_COMMITTED" if self._isolation == "read_committed" else "READ_UNCOMMITTED"
@@ -134,13 +137,17 @@ class Topics:
             return list(self._topics)
         if elapsed() - self._looked_up >= PATTERN_SECONDS:
             listed = self._requests.list_topics("looking for topics", LISTING_SECONDS)
-            self._names = sorted(name for name in listed.topics if self._matches(name))
+            self._names = sorted(name for name in listed.topics if self.includes(name))
             self._looked_up = elapsed()
         return self._names
 
-    def _matches(self, name: str) -> bool:
-        """Return whether the pattern includes a topic. Those of Kafka itself must be named, as in `^__consumer`."""
-        assert isinstance(self._topics, re.Pattern)
+    def includes(self, name: str) -> bool:
+        """Return whether the user has named a topic, or it matches the pattern.
+
+        Topics of Kafka itself must be named, as in `^__consumer`.
+        """
+        if not isinstance(self._topics, re.Pattern):
+            return name in self._topics
         is_internal = name.startswith("__") and not self._topics.pattern.startswith("^__")
         return not is_internal and self._topics.match(name) is not None
 

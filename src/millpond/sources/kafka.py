@@ -138,7 +138,9 @@ class KafkaSource:
             part = there.get(place)
             if begin >= entry["offset"]:
                 continue
-            if part is None or part.topic_id != entry["topic_id"]:
+            if not self._lookup.includes(topic_of(place)):
+                gap = "topics= no longer has the topic"
+            elif part is None or part.topic_id != entry["topic_id"]:
                 gap = "the topic was deleted since"
             elif firsts[part] > begin or ends[part] < entry["offset"]:
                 gap = f"the partition has offsets {firsts[part]} to {ends[part] - 1}"
@@ -174,7 +176,7 @@ class KafkaSource:
         under the offsets of the old one. An id is never used twice, so a topic that still has the id of the plan after
         the last message was fetched had it all the time.
         """
-        ids = {place.rsplit("/", 1)[0]: entry["topic_id"] for place, entry in _partitions(position).items()}
+        ids = {topic_of(place): entry["topic_id"] for place, entry in _partitions(position).items()}
         for topic, found in self._lookup.ids_now(sorted(ids)).items():
             if found != ids[topic]:
                 raise TooMuch(f"sources.kafka: topic {topic!r} was deleted while it was read")
@@ -190,6 +192,11 @@ class KafkaSource:
         firsts = self._lookup.firsts(part for place, part in there.items() if place in needed)
         for place, (offset, topic_id) in needed.items():
             part = there.get(place)
+            if not self._lookup.includes(topic_of(place)):
+                raise InvalidUse(
+                    f"{place}: topics= no longer has the topic, so its messages after offset {offset} are not read. "
+                    "Add it to the list in topics= again."
+                )
             if part is None or part.topic_id != topic_id:
                 raise InvalidUse(f"{place} was deleted since, so its messages after offset {offset} are gone.")
             if firsts[part] > offset:
@@ -227,17 +234,22 @@ class KafkaSource:
             log.warning("%s", text)
 
     def _check_topics(self, position: Mapping[str, Any], ends: Offsets) -> None:
-        """Raise InvalidUse if a topic does not exist that the user named, or that was read before."""
+        """Raise InvalidUse if a topic does not exist that the user named, or one that was read before is not read."""
         places = _partitions(position)
-        read = {place.rsplit("/", 1)[0] for place in places}
-        gone = read - {part.topic for part in ends}
+        read = {topic_of(place) for place in places}
+        dropped = {topic for topic in read if not self._lookup.includes(topic)}
+        gone = read - dropped - {part.topic for part in ends}
         unknown = self._lookup.missing(ends) - read
         missing = gone | unknown
         self._missing = {topic: self._missing.get(topic, elapsed()) for topic in missing}
-        if gone and self._on_loss == "continue":
-            self._log_once(f"the topic {show_names(sorted(gone))} was deleted; going on without it")
-            missing = unknown
+        if (gone or dropped) and self._on_loss == "continue":
+            why = {"was deleted": gone, "is no longer among topics=": dropped}
+            said = [f"the topic {show_names(sorted(topics))} {what}" for what, topics in why.items() if topics]
+            self._log_once(f"{' and '.join(said)}; going on without it")
+            missing, dropped = unknown, set()
         if not missing:
+            if dropped:
+                raise self._dropped_error(min(dropped), places)
             return
         if any(elapsed() - self._missing[topic] < MISSING_SECONDS for topic in missing):
             raise Unavailable(f"{self!r}: there is no topic {show_names(sorted(missing))}", retry_after=0.2)
@@ -246,9 +258,23 @@ class KafkaSource:
                 f"sources.kafka: there is no topic {show_names(sorted(unknown))} on this cluster. Create it, or "
                 "correct the name or servers="
             )
-        place = min(place for place in places if place.rsplit("/", 1)[0] in gone)
+        place = min(place for place in places if topic_of(place) in gone)
         raise self._loss_error(
             place, f"the topic was deleted, with all messages from offset {places[place]['offset']} on", None
+        )
+
+    def _dropped_error(self, topic: str, places: Mapping[str, Any]) -> InvalidUse:
+        """Return the error for a topic that was read before and that the program does not name any more."""
+        offsets = [
+            f"{place} up to offset {entry['offset']}" for place, entry in places.items() if topic_of(place) == topic
+        ]
+        exists = "still" if self._lookup.ids_now([topic])[topic] is not None else "no longer"
+        return InvalidUse(
+            f"sources.kafka: topics={self._topics!r} no longer has {topic!r}, which the stream has read ("
+            f"{', '.join(offsets[:3])}{', …' if len(offsets) > 3 else ''}); the topic {exists} exists. Nothing was "
+            "read. Add it to the list in topics= again; or, if what it has beyond these offsets is not to be read, let "
+            'the app go on without it with on_data_loss="continue"; or give the stream another name, so that it begins '
+            "without a position."
         )
 
     def _snapshot_of(self, part: TopicPartitionId, end: int) -> int | None:
@@ -310,6 +336,14 @@ class KafkaSource:
             return {part: found[part] if found[part] >= 0 else ends[part] for part in parts}
         if isinstance(start, str):
             return {part: ends[part] if start == "latest" and is_first else firsts[part] for part in parts}
+        for topic, offsets in start.items():
+            numbers = {part.partition for part in ends if part.topic == topic}
+            is_new = numbers and numbers == {part.partition for part in parts if part.topic == topic}
+            if is_new and (extra := sorted(offsets.keys() - numbers)):
+                raise InvalidUse(
+                    f"sources.kafka(start=): {topic}/{extra[0]}: expected a partition from 0 to {max(numbers)}, which "
+                    f"the topic has, got {extra[0]}"
+                )
         starts = {}
         for part in parts:
             starts[part] = given = start.get(part.topic, {}).get(part.partition, firsts[part])
@@ -453,6 +487,15 @@ def _has_news(entry: Mapping[str, Any] | None, part: TopicPartitionId, end: int)
     return entry is None or entry["offset"] != end or entry["topic_id"] != part.topic_id
 
 
+def topic_of(place: str) -> str:
+    """Return the topic of a place in a position.
+
+    >>> topic_of("orders/3")
+    'orders'
+    """
+    return place.rsplit("/", 1)[0]
+
+
 def _partitions(position: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of partitions. A pattern has one of its own, if it had no topic at its first plan."""
     return {place: entry for place, entry in position.items() if not place.startswith("^")}
@@ -575,6 +618,8 @@ def make_kafka_source(
     names = [topics] if isinstance(topics, str) else topics
     if not isinstance(names, (list, tuple)) or not names or not all(isinstance(n, str) and n for n in names):
         raise InvalidUse(f"{where}(topics): expected a name, a list of names, or a pattern '^…', got {topics!r}")
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise InvalidUse(f"{where}(topics): expected each name once, got {twice[0]!r} twice")
     for name in names:
         if name.startswith("^"):
             if not isinstance(topics, str):
@@ -592,6 +637,11 @@ def make_kafka_source(
         raise InvalidUse(f'{where}(on_data_loss): expected "stop" or "continue", got {on_data_loss!r}')
     if options.metadata is not None and (not isinstance(options.metadata, str) or not options.metadata):
         raise InvalidUse(f"{where}(metadata): expected the name of a field, got {options.metadata!r}")
+    if options.metadata == "value":
+        raise InvalidUse(
+            f"{where}(metadata): expected a name other than 'value', under which a tombstone, or a value that is no "
+            "dict, is put beside the metadata, got 'value'. Choose another name, such as 'kafka'."
+        )
     check_format(where, "value", options.value, options.registry)
     check_format(where, "key", options.key, options.registry)
     found = check_start(start)
