@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
+import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -71,6 +74,46 @@ def test_a_wrong_authority_is_refused(secured: SecuredBroker, filled: str, tmp_p
 def test_a_client_without_a_certificate_is_refused(secured: SecuredBroker, filled: str, tmp_path: Path) -> None:
     text = refusal(tmp_path, filled, secured.ssl_address, secured.ssl(user=None))
     assert "Check the ssl.* and security.protocol options" in text
+
+
+@pytest.mark.parametrize("protocol", ["SSL", "sasl_ssl"])
+@pytest.mark.parametrize("port", ["plain", "SASL"])
+def test_a_client_with_tls_is_refused_at_a_port_without(
+    secured: SecuredBroker, filled: str, tmp_path: Path, protocol: str, port: str
+) -> None:
+    servers = secured.broker.address if port == "plain" else secured.sasl_address
+    options = {**secured.ssl(), **secured.sasl(), "security.protocol": protocol}
+    text = refusal(tmp_path, filled, servers, options)
+    assert f"{servers} answers without TLS, and the client expects TLS" in text
+    assert "Check the ssl.* and security.protocol options, and the port in servers=" in text
+
+
+@pytest.mark.parametrize("login", [False, True])
+def test_a_client_without_tls_is_refused_at_a_port_with(
+    secured: SecuredBroker, filled: str, tmp_path: Path, login: bool
+) -> None:
+    text = refusal(tmp_path, filled, secured.ssl_address, secured.sasl() if login else {})
+    assert f"{secured.ssl_address} answers with TLS, and the client does not expect TLS" in text
+    assert "Check the ssl.* and security.protocol options, and the port in servers=" in text
+
+
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
+def test_a_port_that_closes_every_connection_is_waited_for(protocol: str) -> None:
+    """As the port of a container does while the broker in it starts."""
+    with socket.create_server(("127.0.0.1", 0)) as port:
+
+        def close_all() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    port.accept()[0].close()
+
+        threading.Thread(target=close_all, daemon=True).start()
+        servers = f"127.0.0.1:{port.getsockname()[1]}"
+        source = mp.sources.kafka("orders", servers=servers, options={"security.protocol": protocol})
+        for _ in range(2):
+            with pytest.raises(mp.errors.Unavailable, match=f"{servers}.* Is the broker running"):
+                source.plan({}, mp.lowlevel.Limit(1, 1), 0.0)
+        port.shutdown(socket.SHUT_RDWR)
 
 
 def test_an_unknown_host_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from millpond.clock import elapsed
 from millpond.errors import InvalidUse, MillpondError, Unavailable, short_repr
+from millpond.kafka.listeners import find_wrong_protocol
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError
@@ -33,8 +34,10 @@ REQUEST_SECONDS = 15.0  # that a request may take before it counts as unavailabl
 DOWN_SECONDS = 3.0  # the same, if no broker can be reached
 ANSWER_SECONDS = 1.0  # that a plan waits for an answer at a time: an app that is asked to stop does not wait longer
 RETRY_SECONDS = 0.5
+PROBE_PAUSE = 5.0  # seconds after which servers that do not answer are asked again which protocol they speak
 MOST_STALE = 4  # answers about leaders that are gone, before a client is replaced
 SECRET_WORDS = ("password", "secret", "token", "key", "jaas", "oauthbearer.config", "username", "userinfo", "user.info")
+TLS_REMEDY = "Check the ssl.* and security.protocol options, and the port in servers="
 # What a client that only asks questions needs of the user's options; it warns of others.
 SHARED_OPTIONS = (
     "api.",
@@ -124,6 +127,11 @@ class KafkaSettings:
         """A text that two equal settings share. It contains secrets: it is a key in memory only."""
         return repr((self.servers, sorted((name, repr(value)) for name, value in self.options.items())))
 
+    @property
+    def uses_tls(self) -> bool:
+        """Whether clients connect with TLS."""
+        return str(self.options.get("security.protocol", "plaintext")).lower().endswith("ssl")
+
     def scrub(self, text: str) -> str:
         """Return a text of librdkafka without the values of the user's secret options."""
         secrets = [
@@ -196,6 +204,7 @@ class ErrorWatch:
         self._permanent: KafkaError | None = None
         self._down: KafkaError | None = None
         self._unresolved: set[str] = set()  # servers whose names were not found
+        self._probed = -PROBE_PAUSE  # when the servers were asked which protocol they speak
         self.is_connected, self._has_group = is_connected, has_group  # whether a request has succeeded
 
     def __call__(self, error: KafkaError) -> None:
@@ -223,8 +232,17 @@ class ErrorWatch:
         if found is not None:
             raise InvalidUse(f"{self._describe(found, doing)}. {_remedy(found)}")
 
-    def timeout(self, doing: str) -> Unavailable:
-        """Return the error for a request that was not answered in time."""
+    def timeout(self, doing: str) -> MillpondError:
+        """Return the error for a request that was not answered in time.
+
+        A client that was never connected may speak TLS with a port that does not, or the other way round: then it is
+        `InvalidUse`, otherwise `Unavailable`.
+        """
+        if not self.is_connected and elapsed() - self._probed >= PROBE_PAUSE:
+            wrong = find_wrong_protocol(self.settings.servers, self.settings.uses_tls)
+            self._probed = elapsed()
+            if wrong is not None:
+                return InvalidUse(f"Kafka at {self.settings.servers}: {doing}: {wrong}. {TLS_REMEDY}")
         why = "no answer in time" if self._down is None else str(self._down.str())
         text = self.settings.scrub(f"Kafka at {self.settings.servers}: {doing}: {why}")
         return Unavailable(f"{text}. Is the broker running, and is servers= right?", retry_after=RETRY_SECONDS)
@@ -309,7 +327,7 @@ def _remedy(error: KafkaError) -> str:
     if code in (E._AUTHENTICATION, E.SASL_AUTHENTICATION_FAILED, E.UNSUPPORTED_SASL_MECHANISM, E.ILLEGAL_SASL_STATE):
         return "Check the sasl.* and security.protocol options"
     if _is_about_tls(error):
-        return "Check the ssl.* and security.protocol options, and the port in servers="
+        return TLS_REMEDY
     if code == E._RESOLVE:
         return "Check the host in servers="
     if "authoriz" in error.str().lower() or "AUTHORIZATION" in error.name():
