@@ -71,7 +71,7 @@ def test_a_topic_that_is_created_again_while_a_delivery_is_made(broker: Broker, 
         broker.delete_topic(topic)
         broker.create_topic(topic)
 
-    keys = [str, str, run_in_first_call(create_again), str, str]
+    keys: list[Callable[[Any], str]] = [str, str, run_in_first_call(create_again), str, str]
     found: list[str] = []
     for i, key in enumerate(keys):
         app = mp.App("numbers", str(tmp_path / "state"), partitions=1)
