@@ -71,7 +71,7 @@ def test_kill_9_of_the_driver_at_a_step(bench: KafkaBench, start: Start, step: s
     chance = random.Random(f"{SEED} {step} {seed}")
     print(f"\nMILLPOND_KILL_SEED={SEED}")
     bench.send(60)
-    for _ in range(3 if SEEDS > 1 else 2):
+    for _ in range(3 if SEEDS > 1 else 1):
         when = chance.choice(("before", "after"))
         process = start(bench.app, Point(step=step, when=when, number=chance.randrange(1, 3)))
         assert process.result() == "killed"

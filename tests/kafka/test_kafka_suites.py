@@ -31,20 +31,8 @@ class TestKafkaSource(SourceSuite):
         return lambda rows: broker.send(topic, [json.dumps(row) for row in rows])
 
 
-class TestKafkaSourceWithMetadata(TestKafkaSource):
-    @pytest.fixture
-    def make_source(self, broker: Broker, topic: str) -> Callable[[RowList], Source]:
-        broker.create_topic(topic)
-
-        def make(rows: RowList) -> Source:
-            broker.send(topic, [json.dumps(row) for row in rows])
-            return mp.sources.kafka(topic, servers=broker.address, value=json.loads, start={topic: {0: 0}})
-
-        return make
-
-
 class TestKafkaSourceOfTransactions(TestKafkaSource):
-    """Half of the offsets hold aborted messages and the markers of transactions."""
+    """Half of the offsets hold aborted messages and the markers of transactions. Rows are made by a function."""
 
     @pytest.fixture
     def make_source(self, broker: Broker, topic: str) -> Callable[[RowList], Source]:
@@ -54,7 +42,7 @@ class TestKafkaSourceOfTransactions(TestKafkaSource):
             for i in range(0, len(rows), 25):
                 broker.send_in_transaction(topic, [json.dumps({"id": "aborted"})] * 7, abort=True)
                 broker.send_in_transaction(topic, [json.dumps(row) for row in rows[i : i + 25]])
-            return mp.sources.kafka(topic, servers=broker.address)
+            return mp.sources.kafka(topic, servers=broker.address, value=json.loads, start={topic: {0: 0}})
 
         return make
 

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from itertools import count
 from typing import Any, NamedTuple
 
 from confluent_kafka import (
@@ -220,7 +221,11 @@ class Operations:
     def _offsets(self, topic: str, which: OffsetSpec, level: IsolationLevel) -> dict[int, int]:
         asked = {TopicPartition(topic, partition): which for partition in self.partitions(topic)}
 
+        attempts = count(1)
+
         def answers() -> dict[TopicPartition, Any] | None:
+            if next(attempts) % 20 == 0:  # a client may ask a broker that is no longer the leader for minutes
+                self.__dict__.pop("admin")
             return results_or_none(self.admin.list_offsets(asked, isolation_level=level, request_timeout=TIMEOUT))
 
         found = eventually(answers, f"offsets of {topic}", TIMEOUT)
