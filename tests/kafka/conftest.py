@@ -38,13 +38,14 @@ def broker(kafka_jars: None) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def cluster(kafka_jars: None) -> Iterator[Cluster]:
-    # The brokers give up on each other after a second or two, so that tests need not wait for elections. On a machine
+    # The brokers give up on each other after some seconds, so that tests need not wait for elections. On a machine
     # that is busy when they start, they may never agree on a controller: then they start again.
     attempts = 3
     with ExitStack() as stack:
         for attempt in range(1, attempts + 1):
             try:
                 three = stack.enter_context(Cluster())
+                three.create_topic("first", 6)
                 break
             except AssertionError:
                 if attempt == attempts:

@@ -74,7 +74,7 @@ def test_brokers_are_killed_in_turn_and_so_is_the_coordinator(cluster: Cluster, 
         for number in [*(1, 2, 3) * ROUNDS, 0]:
             victim = number or cluster.leader(TRANSACTIONS)
             cluster.broker(victim).kill()
-            time.sleep(2.0)
+            time.sleep(5.0)  # until others are the leaders of its partitions
             heal(cluster, bench)
 
 

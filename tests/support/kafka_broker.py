@@ -162,7 +162,7 @@ class Broker(Operations):
 class Cluster(Operations):
     """Three brokers, each also a controller. Topics have three replicas, and a write needs two of them.
 
-    `brokers[0]` has the id 1. A leader that disappears is replaced after about two seconds.
+    `brokers[0]` has the id 1. A leader that disappears is replaced after about four seconds.
     """
 
     replication = 3
@@ -244,6 +244,11 @@ SINGLE = {
 THREE = {
     **QUICK,
     **QUICK_FAILOVER,
+    # On a busy machine, brokers that give each other less time take turns in being thought dead.
+    "broker.session.timeout.ms": 4000,
+    "controller.quorum.election.timeout.ms": 1500,
+    "controller.quorum.fetch.timeout.ms": 3000,
+    "replica.lag.time.max.ms": 6000,
     "default.replication.factor": 3,
     "min.insync.replicas": 2,
     "offsets.topic.replication.factor": 3,

@@ -203,10 +203,13 @@ class Register:
         """Raise `InvalidUse` if the cluster removes old entries. A user who may not ask is not refused."""
         from confluent_kafka.admin import ConfigResource
 
-        resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
-        [future] = self._requests.client.describe_configs([resource]).values()
+        def ask() -> Any:
+            resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
+            [future] = self._requests.client.describe_configs([resource]).values()
+            return self._requests.wait(future, f"reading the settings of topic {self.topic!r}")
+
         try:
-            found = self._requests.wait(future, f"reading the settings of topic {self.topic!r}")
+            found = self._requests.persist(ask)  # a broker may not know yet a topic that was just created
         except InvalidUse:
             return
         policy = found["cleanup.policy"].value
