@@ -11,6 +11,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from kafka_bench import KafkaBench
 from kafka_broker import Broker
 from kafka_operations import TIMEOUT, wait_for_all
+from local_drivers import run_locally
 
 import millpond as mp
 from millpond.errors import Incompatible
@@ -129,15 +130,3 @@ def test_a_register_whose_old_entries_were_removed(broker: Broker, topic: str, t
     bench.send(30)
     bench.app.run()
     bench.check()
-
-
-def run_locally(app: mp.App) -> None:
-    from local_drivers import start_driver
-
-    driver = start_driver(app)
-    try:
-        while driver.batch(mp.lowlevel.Limit(1 << 40, 1 << 60)):
-            pass
-        driver.release()
-    finally:
-        driver.close()

@@ -19,6 +19,7 @@ import pytest
 from kafka_bench import KafkaApp, KafkaBench, fence_in_process
 from kafka_broker import Broker
 from kafka_operations import Message
+from local_drivers import run_locally
 from processes import eventually
 from secured_kafka import RESTRICTED, SecuredBroker
 
@@ -51,18 +52,6 @@ def write(broker: Broker, topic: str, tmp_path: Path) -> Callable[..., list[Mess
 
 def sender_header(name: str, row: Any) -> dict[str, str]:
     return {"from": name}
-
-
-def run_locally(app: mp.App) -> None:
-    from local_drivers import start_driver
-
-    driver = start_driver(app)
-    try:
-        while driver.batch(mp.lowlevel.Limit(1 << 40, 1 << 60)):
-            pass
-        driver.release()
-    finally:
-        driver.close()
 
 
 # --- what a message is made of ---

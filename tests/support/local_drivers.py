@@ -31,3 +31,14 @@ def start_driver(
     runtime = LocalRuntime(storage, clock)
     controls = Controls(hook=hook, progress=progress)
     return Driver.start(mp.lowlevel.program(app), runtime, storage, clock, settings, controls)
+
+
+def run_locally(app: mp.App) -> None:
+    """Run an app until it has read everything, without Spark."""
+    driver = start_driver(app)
+    try:
+        while driver.batch(mp.lowlevel.Limit(1 << 40, 1 << 60)):
+            pass
+        driver.release()
+    finally:
+        driver.close()

@@ -56,7 +56,7 @@ def after_rollback(ledger: Ledger, target: Record, last: Record) -> PublishedByS
 
 
 def after_clear(last: Record) -> PublishedByStep:
-    """Return what a clear says of the readers: outputs that had not arrived will not come. Steps begin anew."""
+    """Return what the readers may have after a clear, which drops undelivered outputs. Steps have nothing then."""
     return {
         step: {reader: held for reader, held in readers.items() if reader not in last.steps}
         for step, readers in with_given_up(last, last.deliveries).items()
