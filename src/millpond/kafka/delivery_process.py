@@ -1,10 +1,11 @@
-"""One process on each host that delivers to Kafka for all Python workers of an app.
+"""Processes on each host that deliver to Kafka for all Python workers of an app.
 
 Spark gives the task of a partition to any of its workers, and the producer that a worker opens for a partition fences
 the one that another has opened before. A new producer takes longer than a small batch. So the workers of one claim pass
-their messages to one process, which keeps its producers. It ends when no worker is connected any more.
+the messages of a partition to one process, which keeps its producer. There are a few processes, because queueing a
+message needs the interpreter's lock. A process ends when no worker is connected to it any more.
 
-The process is a convenience: a worker that cannot reach it delivers by itself, and the register shows what was
+The processes are a convenience: a worker that cannot reach one delivers by itself, and the register shows what was
 delivered before. Messages and settings go through a socket in a folder that only the user can open.
 """
 
@@ -40,6 +41,7 @@ UNEXPECTED = "unexpected"  # an error that the worker is to meet by itself
 LINGER_SECONDS = 5.0  # that the process waits for another worker
 LONGEST_SOCKET_PATH = 90  # bytes; systems allow 104 or 108
 MOST_STARTS = 3  # by one worker, before it delivers by itself
+MOST_PROCESSES = 4  # on a host, for one claim
 PLAIN = (str, int, float, bool)  # options that can be sent
 ERRORS: Mapping[str, type[MillpondError]] = {
     kind.__name__: kind for kind in (Corrupt, Fenced, Incompatible, InvalidUse, Unavailable)
@@ -101,7 +103,7 @@ class DeliveryAnswer(msgspec.Struct, array_like=True):
 
 
 class ProcessClient:
-    """A worker's connections to delivery processes, one for each claim."""
+    """A worker's connections to delivery processes."""
 
     def __init__(self) -> None:
         self._connections: dict[str, socket.socket] = {}
@@ -150,7 +152,7 @@ class ProcessClient:
             process.poll()
 
     def _connect(self, path: str) -> socket.socket:
-        """Connect to the process of a claim, and start it if there is none."""
+        """Connect to a process, and start it if there is none."""
         with contextlib.suppress(OSError):
             return open_connection(path)
         with open(f"{path}.lock", "wb") as lock:
@@ -182,8 +184,9 @@ def is_used(settings: KafkaSettings, delivery: Delivery) -> bool:
 
 
 def socket_path(settings: KafkaSettings, delivery: Delivery) -> str:
-    """Return where the process of a claim listens; OSError if there is no folder that only this user can open."""
-    name = hashlib.sha256(repr((settings.identity, delivery.app, delivery.claim)).encode()).hexdigest()[:24]
+    """Return where the process of a partition listens; OSError if there is no folder that only this user can open."""
+    number = delivery.partition % min(os.cpu_count() or 1, MOST_PROCESSES)
+    name = hashlib.sha256(repr((settings.identity, delivery.app, delivery.claim, number)).encode()).hexdigest()[:24]
     folders = [os.path.join(base, f"millpond-{os.getuid()}") for base in (tempfile.gettempdir(), "/tmp")]
     folder = next((each for each in folders if len(os.fsencode(each)) + len(name) < LONGEST_SOCKET_PATH), None)
     if folder is None:
