@@ -25,7 +25,7 @@ from typing import Any, Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from kafka_operations import SILENT, Operations
-from processes import eventually
+from processes import eventually, is_asleep
 
 ROOT = Path(__file__).parents[2]
 CLUSTER_ID = "millpond-tests-cluster"  # 22 characters of base64
@@ -352,6 +352,7 @@ class Node:
 
     def pause(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
+        eventually(lambda: is_asleep(self.pid), "the broker to stop")
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

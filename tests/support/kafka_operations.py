@@ -29,6 +29,7 @@ from confluent_kafka.admin import (
 from processes import eventually
 
 TIMEOUT = 180.0  # seconds for one operation; a busy machine is slow
+MARKER_SECONDS = 5.0  # that a committed transaction may take until all of its partitions show it
 SILENT = logging.getLogger("kafka-operations")  # a broker that a test has stopped is no news
 SILENT.addHandler(logging.NullHandler())
 SILENT.propagate = False
@@ -167,7 +168,18 @@ class Operations:
 
         Messages after the first one of a transaction that is still open are left out, as for any such consumer.
         """
+        self._wait_for_markers(topic)
         return self._read(topic, "read_committed", timeout)
+
+    def _wait_for_markers(self, topic: str) -> None:
+        """Wait until no transaction is open, but not for long: a test may have left one open.
+
+        A commit is acknowledged when the coordinator has decided it. Its markers reach the partitions a moment later,
+        one after the other.
+        """
+        until = time.monotonic() + MARKER_SECONDS
+        while self.end_offsets(topic, committed=True) != self.end_offsets(topic) and time.monotonic() < until:
+            time.sleep(0.02)
 
     def read_uncommitted(self, topic: str, *, timeout: float = TIMEOUT) -> list[Message]:
         """All messages of a topic, also those of aborted and of open transactions."""

@@ -146,7 +146,8 @@ def workers(pid: int) -> list[int]:
 
 
 def is_asleep(pid: int) -> bool:
-    """Whether a process was stopped and not continued."""
+    """Whether all threads of a process are stopped. SIGSTOP takes effect when one of them gets to run."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        states = [file.read_text().rpartition(")")[2].split()[0] for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+        return bool(states) and all(state == "T" for state in states)
     return False
