@@ -36,6 +36,16 @@ def reader_of(broker: Broker, topic: str, folder: Path, **how: Any) -> Copying:
     return Copying(folder, mp.sources.kafka(topic, servers=broker.address, **how))
 
 
+def reader_with_unread_rows(broker: Broker, topic: str, tmp_path: Path, count: int) -> Copying:
+    """A reader of a new topic that has read five rows of it."""
+    broker.create_topic(topic)
+    broker.send(topic, count_to(5))
+    app = reader_of(broker, topic, tmp_path)
+    app.run()
+    broker.send(topic, count_to(count, first=5))
+    return app
+
+
 def test_messages_that_retention_removed_stop_the_app_until_the_user_accepts_it(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:
@@ -59,11 +69,7 @@ def test_messages_that_retention_removed_stop_the_app_until_the_user_accepts_it(
 def test_messages_that_are_removed_between_plan_and_read_are_not_skipped(
     broker: Broker, topic: str, tmp_path: Path, ahead: bool
 ) -> None:
-    broker.create_topic(topic)
-    broker.send(topic, count_to(5))
-    app = reader_of(broker, topic, tmp_path)
-    app.run()
-    broker.send(topic, count_to(200, first=5))
+    app = reader_with_unread_rows(broker, topic, tmp_path, 200)
     removed: list[int] = []
 
     def remove(step: str, when: str) -> None:
@@ -113,11 +119,7 @@ def test_a_topic_that_was_deleted_stops_the_app(
 def test_a_topic_that_is_deleted_between_plan_and_read_stops_the_app(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    broker.create_topic(topic)
-    broker.send(topic, count_to(5))
-    app = reader_of(broker, topic, tmp_path)
-    app.run()
-    broker.send(topic, count_to(15, first=5))
+    app = reader_with_unread_rows(broker, topic, tmp_path, 15)
     deleted: list[str] = []
 
     def delete(step: str, when: str) -> None:
@@ -136,11 +138,7 @@ def test_a_topic_that_is_deleted_between_plan_and_read_stops_the_app(
 def test_a_topic_that_is_created_again_between_plan_and_commit_is_not_read_under_the_old_offsets(
     broker: Broker, topic: str, tmp_path: Path, when: tuple[str, str], ahead: bool
 ) -> None:
-    broker.create_topic(topic)
-    broker.send(topic, count_to(5))
-    app = reader_of(broker, topic, tmp_path)
-    app.run()
-    broker.send(topic, count_to(15, first=5))
+    app = reader_with_unread_rows(broker, topic, tmp_path, 15)
     begun: list[str] = []
 
     def create_again(step: str, at: str) -> None:
