@@ -11,8 +11,10 @@ import sysconfig
 import tempfile
 import zipfile
 from collections import OrderedDict
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 
 from pyspark import Broadcast, SparkContext
 
@@ -37,27 +39,39 @@ class ShippedProgram:
         return found
 
 
+PACKAGE_FOLDERS = frozenset(("site-packages", "dist-packages"))
+
 _programs: OrderedDict[str, Program] = OrderedDict()
 
 _shipped_modules: set[tuple[str, str]] = set()
 
 
-def ship_modules(context: SparkContext) -> None:
-    """Send the user's own modules to the executors: those that are not in an installed package."""
+def find_own_modules(modules: Mapping[str, ModuleType]) -> dict[str, str]:
+    """Return the files of the user's own modules among some that are loaded: path in an archive → path here.
+
+    Those of installed packages are left out, also of packages in the site-packages of another environment: an archive
+    cannot hold their binaries.
+    """
     installed = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()}
     installed.add(site.getusersitepackages())
     roots = tuple(os.path.realpath(path) + os.sep for path in installed if path)
     own = str(Path(__file__).resolve().parents[2]) + os.sep
     files: dict[str, str] = {}
-    for name, module in sorted(sys.modules.items()):
+    for name, module in sorted(modules.items()):
         file = getattr(module, "__file__", None)
         if name == "__main__" or not file or not file.endswith(".py") or not os.path.isfile(file):
             continue
         real = os.path.realpath(file)
-        if real.startswith(own) or real.startswith(roots):
+        if real.startswith((own, *roots)) or not PACKAGE_FOLDERS.isdisjoint(Path(real).parts):
             continue
         is_package = os.path.basename(file) == "__init__.py"
         files[name.replace(".", "/") + ("/__init__.py" if is_package else ".py")] = real
+    return files
+
+
+def ship_modules(context: SparkContext) -> None:
+    """Send the user's own modules to the executors: those that are not in an installed package."""
+    files = find_own_modules(sys.modules)
     if not files:
         return
     digest = blake2b(digest_size=8)
