@@ -174,7 +174,7 @@ def test_history_and_changes_name_the_record_that_added_it(saved: mp.App) -> Non
     history = [(entry.batch, entry.value) for entry in grown.state("total").history("k1")]
     assert history == [(number, was), (newest(grown).number, was + 1000)]
     changes = [(change.batch, change.value) for change in grown.changes("total") if change.key == "k1"]
-    assert changes == history
+    assert changes == history[1:]  # as iterating shows the changes of batches and rollbacks
 
 
 def test_a_stream_of_changes_publishes_what_was_added(saved: mp.App) -> None:
