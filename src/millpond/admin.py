@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -29,7 +29,7 @@ from millpond.maintenance.drop import drop_sink_outputs, drop_step_state
 from millpond.maintenance.rebuild import Rebuild, Rebuilt, remove_dead_shadows
 from millpond.maintenance.record_changes import changes_in
 from millpond.maintenance.rescale import rescale_app
-from millpond.maintenance.restore import restore_savepoint
+from millpond.maintenance.restore import restore_savepoint, restore_steps
 from millpond.maintenance.rollback import roll_back, roll_back_sinks
 from millpond.maintenance.savepoint import write_savepoint
 from millpond.maintenance.stopped_app import StoppedApp
@@ -229,6 +229,7 @@ class Admin:
         self,
         path: str | os.PathLike[str],
         *,
+        steps: Sequence[str] | None = None,
         dry_run: bool = False,
         progress: ProgressCallback | None = None,
         force: bool = False,
@@ -237,10 +238,17 @@ class Admin:
 
         The app may have another name and another number of partitions than the one that the savepoint was made of.
 
+        With `steps`, an app that has state gets that of these steps, too, which it must lack. Its other steps, its
+        positions and its event time stay as they are: rows that it has read already do not change the added state.
+
         >>> import millpond as mp
         >>> def again(): print(mp.App("orders-2", partitions=8).admin.restore("savepoints/friday"))
+        >>> def add(app: mp.App): print(app.admin.restore("savepoints/friday", steps=["spend"]))
         """
-        return restore_savepoint(self._stopped_app(progress, force), open_storage(str(path)), dry_run=dry_run)
+        app, source = self._stopped_app(progress, force), open_storage(str(path))
+        if steps is None:
+            return restore_savepoint(app, source, dry_run=dry_run)
+        return restore_steps(app, source, steps, self._program(), dry_run=dry_run)
 
     def rebuild(self, step: str, spark: Any = None, *, switch: bool = False, force: bool = False) -> Rebuilt:
         """Make a step's state again from the input, and compare it with the live one. Needs the program.
@@ -425,16 +433,17 @@ class AdminVerbs(ABC):
         self,
         path: str | os.PathLike[str],
         *,
+        steps: Sequence[str] | None = None,
         dry_run: bool = False,
         progress: ProgressCallback | None = None,
         force: bool = False,
     ) -> str:
-        """Begin with the state of a savepoint: see `Admin.restore`.
+        """Begin with the state of a savepoint, or add that of some steps: see `Admin.restore`.
 
         >>> import millpond as mp
         >>> def again(): mp.App("orders-2", partitions=8).restore("savepoints/friday")
         """
-        return self.admin.restore(path, dry_run=dry_run, progress=progress, force=force)
+        return self.admin.restore(path, steps=steps, dry_run=dry_run, progress=progress, force=force)
 
     def changes(self, step: str, after: int = -1) -> Iterator[StateChange]:
         """Yield every change of a step's state that is within reach, after a batch: see `Admin.changes`.

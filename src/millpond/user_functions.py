@@ -41,6 +41,17 @@ def check_function(f: Any, where: str, *arguments: str) -> Any:
     return f
 
 
+def has_parameter(f: Any, name: str) -> bool:
+    """Return whether `f` has a parameter of this name that can be given by it; False if that is not sure.
+
+    >>> has_parameter(lambda start=0: None, "start"), has_parameter(lambda **others: None, "start")
+    (True, False)
+    """
+    signature = _checkable_signature(f)
+    found = None if signature is None else signature.parameters.get(name)
+    return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
+
+
 def check_step_function(f: Any, verb: str, name: Any, *arguments: str) -> Any:
     """Return the function of a step, checked as `check_function` does. If it was given without a name, say so."""
     if callable(name):

@@ -300,6 +300,17 @@ def test_a_savepoint_of_an_earlier_batch(millpond: Millpond) -> None:
     assert totals(app="other") == {"ann": 3, "c1": 1, "c2": 1}
 
 
+def test_a_single_step_of_a_savepoint_is_added_again(millpond: Millpond) -> None:
+    before = totals()
+    assert millpond("savepoint", "saved").exit_code == 0
+    result = millpond("restore", "saved", "--step", "total")
+    assert result.exit_code == 1 and "has state of step 'total' already" in result.stderr
+    assert millpond("drop-step", "total", "--yes").exit_code == 0
+    result = millpond("restore", "saved", "--step", "total")
+    assert result.exit_code == 0 and "restored: steps total of batch " in result.stdout
+    assert totals() == before
+
+
 def test_a_restore_over_state_is_refused_and_so_is_one_of_nothing(millpond: Millpond) -> None:
     assert millpond("savepoint", "saved").exit_code == 0
     before = files()

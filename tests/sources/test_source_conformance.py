@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -154,6 +155,33 @@ class TestRows(SourceSuite):
     @pytest.fixture
     def reopen(self, held):
         return lambda source: sources.rows(list(held))
+
+
+@dataclass
+class Items:
+    """A function that a process can load by its name, as pickle needs it: it returns an iterator over some rows."""
+
+    rows: list
+
+    def __call__(self):
+        return iter(self.rows)
+
+
+class SeekableItems(Items):
+    def __call__(self, start):
+        return iter(self.rows[start:])
+
+
+class TestIterators(SourceSuite):
+    @pytest.fixture
+    def make_source(self):
+        return lambda rows: sources.iterate(Items(list(rows)))
+
+
+class TestIteratorsThatCanSeek(SourceSuite):
+    @pytest.fixture
+    def make_source(self):
+        return lambda rows: sources.iterate(SeekableItems(list(rows)))
 
 
 class TestRate(SourceSuite):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millpond.aggregations.base import Aggregation, Field, make_label, reader, repr_with_type, single_value
+from millpond.aggregations.base import NO_CHANGE, Aggregation, Field, make_label, reader, repr_with_type, single_value
 from millpond.aggregations.gathered import GatheredList, GatheredSet
 from millpond.aggregations.kinds import AccumulatorKind, register_kind
 from millpond.codec import copy_value
@@ -93,10 +93,23 @@ def collect(field: Field = None) -> Aggregation:
     read = reader(label, field)
 
     def update(acc: list[Any], row: Any, time: Any) -> list[Any]:
-        acc.append(copy_value(read(row)))
+        return add(acc, copy_value(read(row)))
+
+    def add(acc: list[Any], value: Any) -> list[Any]:
+        acc.append(value)
         return acc
 
-    return Aggregation("collect", label, list, update, _COLLECT.result, lambda a, b: a + b, field=field)
+    return Aggregation(
+        "collect",
+        label,
+        list,
+        update,
+        _COLLECT.result,
+        lambda a, b: a + b,
+        field=field,
+        change=lambda acc, row, time: read(row),
+        apply=add,
+    )
 
 
 def distinct(field: Field = None) -> Aggregation:
@@ -113,23 +126,30 @@ def distinct(field: Field = None) -> Aggregation:
         return add(acc, read(row))
 
     def add(acc: dict[Any, None], value: Any) -> dict[Any, None]:
+        if is_new(acc, value):
+            acc[value] = None
+        return acc
+
+    def is_new(acc: dict[Any, None], value: Any) -> bool:
         try:
             # No NaN equals another, so one is added only if there is none yet.
-            if value == value or all(known == known for known in acc):
-                acc.setdefault(value)
+            return value not in acc if value == value else all(known == known for known in acc) and value not in acc
         except TypeError:
             raise InvalidUse(
                 f"{label}: expected values that can be compared, such as text, numbers or tuples, "
                 f"got {repr_with_type(value)}; name a field, or give a function that returns a tuple"
             ) from None
-        return acc
 
     def merge(a: dict[Any, None], b: dict[Any, None]) -> dict[Any, None]:
         for value in b:
             a = add(a, value)
         return a
 
-    return Aggregation("distinct", label, dict, update, _DISTINCT.result, merge, field=field)
+    def change(acc: dict[Any, None], row: Any, time: Any) -> Any:
+        value = read(row)
+        return value if is_new(acc, value) else NO_CHANGE
+
+    return Aggregation("distinct", label, dict, update, _DISTINCT.result, merge, field=field, change=change, apply=add)
 
 
 def _by_time(kind: AccumulatorKind, field: Field, beats: Callable[[Any, Any], bool]) -> Aggregation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from millpond.codec import copy_value
@@ -19,6 +20,15 @@ class NoSuchField(MissingField, InvalidUse):
     """A row lacks the field of an aggregation: a bad row where an app runs, and invalid use anywhere else."""
 
 
+class NoChange(Enum):
+    """What `Aggregation.change` returns for a row that changes nothing. It is the same object in every worker."""
+
+    NO_CHANGE = "no change"
+
+
+NO_CHANGE = NoChange.NO_CHANGE
+
+
 @dataclass(frozen=True)
 class Aggregation:
     """Four functions under a name, and for some a fifth. Made by `mp.count`, `mp.sum`, … or `mp.aggregation`.
@@ -26,7 +36,8 @@ class Aggregation:
     `kind` is stored with the accumulators, so that they can be read without the program that wrote them. `can_merge`
     is False for an aggregation of the user's own without `merge`. `field` is what it reads of a row, as it was given.
     `retract` is the inverse of `update`: it takes a row out of an accumulator that it was added to; None if that is
-    impossible.
+    impossible. If the accumulator grows, `change` returns what a row adds to it, and `apply` adds that: the same as
+    `update` does at once. A running aggregate stores such changes, not the whole accumulator.
 
     >>> import millpond as mp
     >>> spent = mp.sum("amount")
@@ -47,6 +58,8 @@ class Aggregation:
     field: Field = None
     retract: Callable[[Any, Any, Any], Any] | None = None
     needs_time: bool = False  # whether every row must have an event time
+    change: Callable[[Any, Any, Any], Any] | None = None  # accumulator, row, time → a value to store, or NO_CHANGE
+    apply: Callable[[Any, Any], Any] | None = None  # accumulator, change → accumulator
 
     def __repr__(self) -> str:
         return f"mp.{self.label}"

@@ -130,13 +130,19 @@ def restore(
     app: Annotated[
         str | None, typer.Option("--app", help="The name of the new app; by default, that of the saved one.")
     ] = None,
+    step: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--step", metavar="NAME", help="Add only the state of this step, which the app lacks. Repeatable."
+        ),
+    ] = None,
     dry_run: DryRun = False,
     force: Force = False,
 ) -> None:
-    """Start an app with the state of a savepoint. Refused if the app has state already."""
+    """Start an app with the state of a savepoint, or add that of single steps. Refused if the app has that state."""
     found = App(app or read_savepoint(open_storage(path)).record.app, state_dir=state_dir)
     with progress_bar("restore") as progress:
-        said = found.restore(path, dry_run=dry_run, progress=progress, force=force)
+        said = found.restore(path, steps=step or None, dry_run=dry_run, progress=progress, force=force)
     _report(found, "would restore" if dry_run else "restored", said)
 
 

@@ -17,14 +17,15 @@ from millpond import lowlevel
 from millpond.admin import ReadOnlyApp
 from millpond.cli.app_option import AppName, StateDir, open_chosen
 from millpond.cli.output import OutputFormat, Printed, format_bytes, print_json, print_table
-from millpond.clock import SystemClock, as_datetime
+from millpond.clock import Clock, SystemClock, as_datetime
 from millpond.driver.results import positions_of
 from millpond.errors import MillpondError
-from millpond.log.heartbeat import seems_running
+from millpond.log.heartbeat import Beat, seems_running
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import read_manifest
 from millpond.log.paths import Paths, quote_name, unquote_name
 from millpond.log.record import Record, StreamTime
+from millpond.log.recovery import Recovery, read_recoveries
 from millpond.storage import Storage
 from millpond.timing import as_user
 
@@ -106,6 +107,7 @@ class Status:
     recent: RecentStatus
     log: LogStatus
     segment_bytes: int
+    recovering: list[Recovery]  # partitions whose state workers rebuild from the log at the moment
 
 
 def status(state_dir: StateDir = "state", app: AppName = None, format: Printed = OutputFormat.table) -> None:
@@ -142,7 +144,16 @@ def status_of(app: ReadOnlyApp) -> Status:
         recent=_recent(ledger, newest),
         log=_log(ledger, newest),
         segment_bytes=sum(step.bytes for step in steps.values()),
+        recovering=[] if beat is None else _recovering(storage, app.name, beat, clock),
     )
+
+
+def _recovering(storage: Storage, app: str, beat: Beat, clock: Clock) -> list[Recovery]:
+    """Return what the workers of the batch after the newest record say; nothing if they cannot be asked."""
+    try:
+        return read_recoveries(storage, app, beat.driver, beat.number + 1, clock)
+    except MillpondError:
+        return []
 
 
 def _backwards(ledger: Ledger, newest: Record) -> Iterator[Record]:
@@ -250,7 +261,7 @@ def _print(found: Status) -> None:
     }
     lines |= _describe_log(found.log)
     console = Console()
-    for name, value in lines.items():
+    for name, value in [*lines.items(), *(("recovering", each.describe()) for each in found.recovering)]:
         console.print(Text.assemble((f"{name:<14}", "bold"), value), soft_wrap=True)
     if found.streams:
         rows = (

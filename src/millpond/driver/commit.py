@@ -36,6 +36,7 @@ from millpond.driver.planning import (
     source_of,
 )
 from millpond.driver.read_ahead import ReadAhead
+from millpond.driver.recovery_watch import RecoveryWatch
 from millpond.driver.results import Computed, combine_results, positions_of, record_fields
 from millpond.driver.rewrite_progress import with_progress
 from millpond.driver.schema_change import check_readable, check_streams, plan_adaptation
@@ -92,6 +93,7 @@ class Driver:
                 self._acknowledged[stream] = source
             if isinstance(source, CheckedSource):
                 self._checked[stream] = source
+        self.recovery = RecoveryWatch(storage, program.app, owner.id, clock)
         self._patience = Patience(program.app, controls.stop or threading.Event(), owner.check)
         self.compactor = Compactor(
             owner.id,
@@ -266,7 +268,8 @@ class Driver:
         while attempt < MOST_BATCH_ATTEMPTS:
             attempt += 1
             try:
-                computed = self._attempt(plan)
+                with self.recovery.computing(self.last.number + 1):
+                    computed = self._attempt(plan)
                 if computed is not None:
                     if self._patience.attempts:
                         self._patience.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from millpond.clock import Clock
@@ -17,10 +18,18 @@ class HeartbeatThread:
     """Writes a driver's heartbeat from a thread, until the driver stops or another one owns the app.
 
     In the latter case `lost` is set and no heartbeat is written any more: the file belongs to the other driver.
+    `also` is called after each heartbeat.
     """
 
-    def __init__(self, storage: Storage, owner: Owner, clock: Clock, every: float = BEAT_SECONDS) -> None:
-        self._owner, self._every = owner, every
+    def __init__(
+        self,
+        storage: Storage,
+        owner: Owner,
+        clock: Clock,
+        every: float = BEAT_SECONDS,
+        also: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._owner, self._every, self._also = owner, every, also
         self._heartbeat = Heartbeat(storage, owner.last.app, owner.id, clock)
         self._stopped, self.lost = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="millpond-heartbeat", daemon=True)
@@ -43,3 +52,4 @@ class HeartbeatThread:
                 if not self._owner.owns():
                     return self.lost.set()
                 self._heartbeat.beat(self._owner.last.number)
+                self._also()

@@ -9,6 +9,7 @@
 <app>/manifests/…                          the state at some record, as lists of segments
 <app>/ledger/floor                         the number below which records may be gone
 <app>/heartbeat.json                       who seems to be running
+<app>/recovery/00003.json                  how much of a partition's replica a worker has rebuilt; gone with it
 <app>/rebuild/<id>/…                       all of the above, of an app that rebuilds a step of this one
 savepoint.json                             what a savepoint is, in the place that it was written to
 
@@ -147,6 +148,14 @@ class Paths:
     def heartbeat(self) -> str:
         return f"{self.root}/heartbeat.json"
 
+    @property
+    def recoveries(self) -> str:
+        """The folder of what workers say about replicas that they rebuild."""
+        return f"{self.root}/recovery"
+
+    def recovery(self, partition: int) -> str:
+        return f"{self.recoveries}/{partition:05d}.json"
+
     def record(self, number: int) -> str:
         return f"{self.ledger}/{number:020d}.json"
 
@@ -212,6 +221,7 @@ FILE_KINDS = (
     _make_kind("record", r"<app>/ledger/\d{20}\.json", "itself"),
     _make_kind("floor", r"<app>/ledger/floor", "itself"),
     _make_kind("heartbeat", r"<app>/heartbeat\.json", "itself"),
+    _make_kind("recovery progress", r"<app>/recovery/\d{5}\.json", "itself"),
     _make_kind("savepoint", re.escape(SAVEPOINT), "itself"),
     _make_kind("state segment", r"<app>/steps/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "steps"),
     _make_kind("output segment", r"<app>/outputs/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "outputs"),

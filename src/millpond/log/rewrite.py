@@ -49,8 +49,13 @@ class RewriteJob:
 RewrittenRuns = dict[str, dict[int, list[Run]]]  # step → partition → runs
 
 
-def rewrite_partition(storage: Storage, work: RewriteJob, upgrades: Mapping[str, Upgrade]) -> RewrittenRuns:
-    """Rewrite one partition. Runs in a task, and writes files under new names."""
+def rewrite_partition(
+    storage: Storage, work: RewriteJob, upgrades: Mapping[str, Upgrade], source: Storage | None = None
+) -> RewrittenRuns:
+    """Rewrite one partition. Runs in a task, and writes files under new names.
+
+    With `source`, the state is read from there, and all of it is written here: then the job must say that keys move.
+    """
     found: RewrittenRuns = {}
     for old, (name, runs, fresh) in work.steps.items():
         upgrade = upgrades.get(old)
@@ -58,7 +63,7 @@ def rewrite_partition(storage: Storage, work: RewriteJob, upgrades: Mapping[str,
             found[name] = {work.partition: _on_top(storage, work, name, runs, fresh)}
             continue
         parts: dict[int, list[Run]] = {}
-        for table in read_living_cells(storage, runs, fresh):
+        for table in read_living_cells(source or storage, runs, fresh):
             if upgrade is not None:
                 table = _upgrade_table(table, upgrade)
             for partition, mine in _divide_by_owner(table, work.partitions):

@@ -33,7 +33,11 @@ def with_retractions(
     if cannot and origin.is_certain:
         raise _refusal(where, origin, cannot, by_rows)
     refusals = {name: str(_refusal(where, origin, [name], by_rows)) for name in cannot}
-    return {name: replace(a, update=_update_or_retract(a, refusals.get(name))) for name, a in aggregations.items()}
+    # What a retraction changes cannot be added to: such accumulators are stored as a whole.
+    return {
+        name: replace(a, update=_update_or_retract(a, refusals.get(name)), change=None)
+        for name, a in aggregations.items()
+    }
 
 
 def _origin(graph: g.Graph, node: g.Node) -> RetractionOrigin | None:

@@ -29,6 +29,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, read_manifest
 from millpond.log.point import LogPoint, RecordLink, SegmentsByStep, segments_by_partition
 from millpond.log.reach import earlier_manifest
+from millpond.log.recovery import RecoveryFile
 from millpond.log.segment import Change, SegmentOrigin
 from millpond.replica import folders
 from millpond.replica.cell_format import Damaged
@@ -60,18 +61,22 @@ class ChangeReader(Protocol):
 
 @dataclass(frozen=True)
 class PartitionChanges:
-    """The changes of one partition."""
+    """The changes of one partition. With `report`, the driver learns how much of a replica is loaded."""
 
     storage: Storage
     partition: int
+    report: RecoveryFile | None = None
 
     def read_manifest(self, manifest: Manifest) -> Iterator[tuple[str, StepChangeRows]]:
         mine = [(step, run) for step, found in manifest.runs.items() for run in found.get(self.partition, [])]
         parts = [(step, part) for step, run in mine for part in run]
-        progress = FillProgress(manifest.app, self.partition, [part.file for _, part in parts])
-        for step, part in parts:
-            yield step, segment.state_table(checked.read_file(self.storage, part.file))
-            progress.done(part.file)
+        progress = FillProgress(manifest.app, self.partition, [part.file for _, part in parts], self.report)
+        try:
+            for step, part in parts:
+                yield step, segment.state_table(checked.read_file(self.storage, part.file))
+                progress.done(part.file)
+        finally:
+            progress.close()
 
     def read_record(self, segments: dict[int, SegmentsByStep]) -> Mapping[str, Sequence[Change]]:
         mine = segments.get(self.partition, {})

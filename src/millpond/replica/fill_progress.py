@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from millpond.clock import elapsed
 from millpond.log.checked import Pointer
+from millpond.log.recovery import RecoveryFile, remaining_text
 
 log = logging.getLogger("millpond")
 
@@ -14,9 +15,13 @@ REPORT_SECONDS = 5.0  # between two lines about what is left
 
 
 class FillProgress:
-    """Logs at level INFO what is left to load into a replica, every few seconds, and at the end how long it took."""
+    """Logs at level INFO what is left to load into a replica, every few seconds, and at the end how long it took.
 
-    def __init__(self, app: str, partition: int, files: Sequence[Pointer]) -> None:
+    With `report`, the same is written to a file, for the driver.
+    """
+
+    def __init__(self, app: str, partition: int, files: Sequence[Pointer], report: RecoveryFile | None = None) -> None:
+        self._report = report
         self._what = f"{app}: partition {partition}"
         self._files, self._done = len(files), 0
         self._cells, self._bytes = sum(file.rows for file in files), sum(file.bytes for file in files)
@@ -34,6 +39,13 @@ class FillProgress:
         elif now - self._reported >= REPORT_SECONDS:
             self._reported = now
             log.info("%s: %s", self._what, remaining_text(self._read, self._cells, now - self._began))
+            if self._report is not None:
+                self._report.write(self._read, self._cells, now - self._began)
+
+    def close(self) -> None:
+        """Remove the report: nothing is loaded any more, because it is complete or has failed."""
+        if self._report is not None:
+            self._report.remove()
 
 
 def summary_text(cells: int, size: int, seconds: float) -> str:
@@ -43,13 +55,3 @@ def summary_text(cells: int, size: int, seconds: float) -> str:
     '1,000,000 cells, 120.0 MB in 2.1 s'
     """
     return f"{cells:,} cells, {size / 1e6:.1f} MB in {seconds:.1f} s"
-
-
-def remaining_text(done: int, cells: int, seconds: float) -> str:
-    """Return how much is loaded, and about how long the rest will take, in words.
-
-    >>> remaining_text(250_000, 1_000_000, 2.0)
-    '250,000 of 1,000,000 cells, about 6 s left'
-    """
-    rest = seconds * (cells - done) / done if done else 0.0
-    return f"{done:,} of {cells:,} cells, about {rest:.0f} s left"

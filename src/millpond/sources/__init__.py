@@ -7,7 +7,7 @@ To write another, write a class with the two methods of `mp.lowlevel.Source` and
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -16,11 +16,12 @@ from millpond.kafka.clients import KafkaSettings
 from millpond.kafka.message_formats import Format
 from millpond.kafka.schema_registry import RegistrySettings
 from millpond.sources.files import FileSource, SourceFormat
+from millpond.sources.iterated import IteratedSource
 from millpond.sources.kafka import KafkaOptions, KafkaSource, Start, make_kafka_source
 from millpond.sources.rate import RateSource
 from millpond.sources.row_list import RowSource
 
-__all__ = ["files", "kafka", "rate", "rows"]
+__all__ = ["files", "iterate", "kafka", "rate", "rows"]
 
 
 def __dir__() -> list[str]:
@@ -68,6 +69,34 @@ def rows(rows: Iterable[Any]) -> RowSource:
     [[{'n': 2}, {'n': 3}]]
     """
     return RowSource(rows)
+
+
+def iterate(f: Callable[..., Iterable[Any]]) -> IteratedSource:
+    """Read the items of an iterator that `f` makes, such as a generator: as many as a batch may have, at each batch.
+
+    `f` is called in a worker: when the app starts, whenever another worker than before reads, and if a batch is
+    repeated. Each call must return a new iterator over the same items, of any type that a row can have; one that is
+    different each time cannot be resumed where it was. If `f` has a parameter `start`, it is called with the number of
+    items that were taken, and returns the items after them; otherwise these are read once more and left out.
+
+    The items may have no end. Once they have ended, nothing more is read in this run; the next one asks again. An
+    iterator that has nothing at the moment raises `mp.errors.Unavailable(…, retry_after=…)`: the items before it are
+    a batch, and `f` is called again after that time. Any other exception ends the run with `InvalidUse`.
+
+    >>> from millpond import sources
+    >>> from millpond.sources.base import Limit
+    >>> def squares(start=0):
+    ...     n = start
+    ...     while True:
+    ...         yield {"n": n, "square": n * n}
+    ...         n += 1
+    >>> source = sources.iterate(squares)
+    >>> [split] = source.plan({"0": {"n": 1000}}, Limit(rows=2, bytes=1 << 20), now=0.0)
+    >>> [chunk] = source.read(split)
+    >>> chunk.rows, chunk.position
+    ([{'n': 1000, 'square': 1000000}, {'n': 1001, 'square': 1002001}], {'n': 1002})
+    """
+    return IteratedSource(f)
 
 
 def rate(rows_per_second: float, start: datetime | float | None = None) -> RateSource:

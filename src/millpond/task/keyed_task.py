@@ -17,6 +17,7 @@ from zlib import crc32
 
 from millpond.clock import elapsed, new_id
 from millpond.log.paths import Attempt
+from millpond.log.recovery import RecoveryFile
 from millpond.log.segment import Change, SegmentOrigin, SingleCellChanges, write_state
 from millpond.messages import (
     BatchContext,
@@ -102,7 +103,8 @@ class KeyedTask:
         for exchange, pieces in carried.items():
             arrived.setdefault(exchange, []).extend(_fetch(tools.storage, piece) for piece in pieces)
         folder = partition_folder(context.home, context.log, self.partition)
-        changes = PartitionChanges(tools.storage, self.partition)
+        report = RecoveryFile(tools.storage, context.log.app, context.driver, context.batch, self.partition)
+        changes = PartitionChanges(tools.storage, self.partition, report)
         tables = TaskTables(tools.storage, program, context, self.partition)
         whole, damaged_tables = program.whole_tables.get(self.stage, []), set[str]()
         for _ in range(MOST_REPLICA_ATTEMPTS):

@@ -186,6 +186,43 @@ def test_a_trigger_of_ones_own_sees_the_event():
         assert seen == [("row", 12, 10, 20, 3, driver.clock.now())]
 
 
+def keyed_by(key, window, **how):
+    app = mp.App("test", partitions=2)
+    keyed = app.stream("rows", mp.sources.rows([]), timestamp="at").key_by(key)
+    windowed = keyed.window("sums", window, **how)
+    windowed.aggregate(n=mp.count()).to("out", mp.sinks.memory())
+    return app
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("fires", ["this", "all"])
+@pytest.mark.parametrize(
+    ("window", "grace"),
+    [
+        (mp.tumbling(100), {"grace": 0}),
+        (mp.session(50), {"grace": 0}),
+        (mp.sliding(50), {"grace": 0}),
+        (mp.count_tumbling(9), {}),
+    ],
+)
+def test_an_event_has_the_key_of_its_window(window, grace, fires, before):
+    seen = Calls()
+
+    def advance(state, event):
+        seen.append((event.key, event.row["k"]))
+        return state
+
+    trigger = t.custom(advance=advance, fires=lambda state, event: event.key == ("b", 2), before=before)
+    app = keyed_by(lambda r: (r["k"], r["n"]), window, trigger=trigger, fires=fires, **grace)
+    with TestDriver(app) as driver:
+        for _ in range(2):  # the second batch reads its windows from the state
+            driver.send("rows", [{"k": "a", "n": 1, "at": 7}, {"k": "b", "n": 2, "at": 7}])
+            driver.restart(lose_replicas=True)
+        assert {key for key, _ in seen} == {("a", 1), ("b", 2)}
+        assert all(key[0] == row for key, row in seen)
+        assert {row["key"] for row in driver.output("out") if not row["final"]} == {("b", 2)}
+
+
 def test_the_state_of_a_trigger_survives_a_restart():
     with sent(windowed(mp.tumbling(100), grace=0, trigger=t.every_rows(3)), rows((1, 1), (2, 2))) as driver:
         driver.restart(lose_replicas=True)

@@ -88,6 +88,6 @@ class AccumulatorTexts:
 def _column(whole: list[dict[str, Any]], name: str, a: Aggregation) -> list[Any]:
     found = []
     for stored in whole:
-        kind, accumulator = stored.get(name, (None, None))
+        kind, accumulator = stored.get(name, (None, None))[:2]
         found.append(accumulator if kind == a.kind else a.initial())
     return found

@@ -61,7 +61,8 @@ class TriggerStates:
             return held[0]
 
         start, end = (w.start, w.end) if batch.is_timed else (None, None)
-        return Event(cause, row, batch.time.now, batch.unit, at, start, end, mark, is_first, results)
+        key = batch.keys[w.key]
+        return Event(cause, row, batch.time.now, batch.unit, at, start, end, mark, is_first, results, key)
 
     def _advance(self, stored: Any, event: Event) -> tuple[Any, bool]:
         """Return the stored state after an event, and whether the trigger fires."""

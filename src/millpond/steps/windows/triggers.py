@@ -52,13 +52,13 @@ class Event:
     """What a trigger gets: a row, before or after it is added to the window, or a watermark or time of the clock.
 
     `cause` is "before" (the row is not in the result yet), "row" (it is), "watermark" or "clock".
-    `row` and `time` are those of the row, None if there is no row. `result` holds the window's aggregates by name.
-    `now` is the batch's processing time in seconds.
+    `key` is the key of the window. `row` and `time` are those of the row, None if there is no row. `result` holds the
+    window's aggregates by name. `now` is the batch's processing time in seconds.
 
     >>> import millpond as mp
-    >>> event = mp.triggers.Event("row", row={"v": 3}, at=105, start=100, end=110, unit="number")
-    >>> event.time, event.window_start, event.window_end, event.watermark, event.wall, event.result
-    (105, 100, 110, None, 0, {})
+    >>> event = mp.triggers.Event("row", row={"v": 3}, at=105, start=100, end=110, unit="number", key="ann")
+    >>> event.key, event.time, event.window_start, event.window_end, event.watermark, event.wall, event.result
+    ('ann', 105, 100, 110, None, 0, {})
     """
 
     cause: Cause
@@ -71,6 +71,7 @@ class Event:
     mark: int | None = None
     is_first: bool = False  # the first row since the last pane
     results: Callable[[], dict[str, Any]] = field(default=dict)
+    key: Any = None
 
     @property
     def result(self) -> dict[str, Any]:
