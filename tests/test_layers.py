@@ -30,7 +30,7 @@ FLOORS = [
     ("task", "driver"),  # on one floor: they speak through `messages`
     ("maintenance",),
     ("runtimes",),
-    ("sources", "sinks", "state_view"),
+    ("sources", "sinks", "state_view", "status"),
     ("admin",),
     ("app",),
     ("lowlevel", "formats"),
