@@ -30,8 +30,9 @@ FLOORS = [
     ("task", "driver"),  # on one floor: they speak through `messages`
     ("maintenance",),
     ("runtimes",),
-    ("sources", "sinks", "state_view", "status"),
-    ("admin",),
+    ("sources", "sinks", "state_changes", "state_view", "status"),
+    ("follower",),
+    ("admin", "reader"),
     ("app",),
     ("lowlevel", "formats"),
     ("testing",),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
 
@@ -56,6 +56,69 @@ class Moment:
     deleted: bool = False
 
 
+@dataclass(frozen=True)
+class ShownStep:
+    """How the state of a step is shown: `step` and `types` are those of the program, if there is one."""
+
+    app: str
+    name: str
+    step: Step | None = None
+    types: tuple[type, ...] = ()
+
+    @cached_property
+    def codec(self) -> Codec:
+        return Codec(self.types, unknown="plain")
+
+    def kind(self, record: Record) -> type[Step]:
+        """Return the kind of the step at a record; `InvalidUse` if there is no such step."""
+        if self.step is not None:
+            return type(self.step)
+        info = record.steps.get(self.name)
+        if info is None:
+            raise InvalidUse(
+                f"app {self.app!r} has no step {self.name!r}; it has: {', '.join(sorted(record.steps)) or 'none yet'}"
+            )
+        return find_kind(info.kind)
+
+    def value(self, kind: type[Step], key: Any, cells: CellValues, record: Record) -> Any:
+        """Return the value of a key at a record, from its cells, which are in order."""
+        info = record.steps.get(self.name)
+        detail = info.detail if info is not None else self.step.detail if self.step is not None else {}
+        return kind.show(StoredKey(key, cells, self.codec, detail), self.step)
+
+    def reader(self, key: bytes | None, record: Record, now: float) -> ReadView:
+        """Return what reads the step's rows in a view at a record, of all keys or of one, without what has expired."""
+        info, kind = record.steps.get(self.name), self.kind(record)
+
+        def read(view: View) -> Iterator[CellRow]:
+            if self.step is not None and info is not None and info.oldest < self.step.state.version:
+                view = self.step.upgraded_view(view, info.oldest, self.types)
+            return shown_cells(kind, view.entries(self.name, key), round(now * 1_000_000))
+
+        return read
+
+    def items(self, rows: Iterable[CellRow], record: Record) -> Iterator[tuple[Any, Any]]:
+        """Yield each key and its value at a record. The rows of one key come together."""
+        kind = self.kind(record)
+        for key, cells in groupby(rows, key=lambda cell: cell[0]):
+            known = decode_key(key)
+            yield known, self.value(kind, known, sorted((cell, value) for _, cell, value in cells), record)
+
+    def column(self, values: list[Any]) -> pa.Array:
+        """Return values as a column: of their common type, or of JSON text if they have none."""
+        try:
+            if len(set(map(type, values)) - {type(None)}) <= 1:
+                return pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+            pass
+        return pa.array([self.codec.encode(value).decode() for value in values], pa.string())
+
+    def table(self, items: Iterable[tuple[Any, Any]]) -> pa.Table:
+        """Return keys and values as a table of two columns."""
+        pairs = list(items)
+        return pa.table({"key": self.column([k for k, _ in pairs]), "value": self.column([v for _, v in pairs])})
+
+
 class StateView:
     """A step's state, read from the log: always committed, never half a batch.
 
@@ -87,9 +150,9 @@ class StateView:
     ) -> None:
         self._storage, self._app, self._name, self._clock = storage, app, name, clock
         self._step, self._types, self._batch = step, types, batch
+        self._shown = ShownStep(app, name, step, types)
         self._ledger = Ledger(storage, app, clock)
         self._seen: int | None = None
-        self._codec = Codec(types, unknown="plain")
         # The state at an earlier batch has a replica of its own, which is removed with this view. (A TemporaryDirectory
         # would warn when it goes with its owner.)
         self._own_home = None if batch is None else tempfile.mkdtemp(prefix="millpond-at-")
@@ -111,21 +174,6 @@ class StateView:
                 f"app {self._app!r}: batch {self._batch} is no longer within reach: App(keep=) says how many are"
             )
         return record
-
-    def _kind(self, record: Record) -> type[Step]:
-        if self._step is not None:
-            return type(self._step)
-        info = record.steps.get(self._name)
-        if info is None:
-            raise InvalidUse(
-                f"app {self._app!r} has no step {self._name!r}; it has: {', '.join(sorted(record.steps)) or 'none yet'}"
-            )
-        return find_kind(info.kind)
-
-    def _value(self, kind: type[Step], key: Any, cells: CellValues, record: Record) -> Any:
-        info = record.steps.get(self._name)
-        detail = info.detail if info is not None else self._step.detail if self._step is not None else {}
-        return kind.show(StoredKey(key, cells, self._codec, detail), self._step)
 
     def _snapshot(self, key: bytes | None = None) -> Snapshot | None:
         """Return what the step has at one record, of all keys or of one; None if there is no record.
@@ -150,7 +198,7 @@ class StateView:
         raise self._overtaken()
 
     def _take(self, record: Record, key: bytes | None, home: str | None) -> Snapshot:
-        self._kind(record)  # raises if there is no such step
+        self._shown.kind(record)  # raises if there is no such step
         partitions = range(record.partitions) if key is None else [partition_of(key, record.partitions)]
         try:
             return SnapshotReader(self._ledger, home).take(record, partitions, partial(self._reader, key))
@@ -166,16 +214,7 @@ class StateView:
                 close_below(home)
 
     def _reader(self, key: bytes | None, record: Record) -> ReadView:
-        """Return what reads the step's rows at a record, of all keys or of one, without what has expired by now."""
-        info, kind = record.steps.get(self._name), self._kind(record)
-        now = record.time if self._batch is not None else self._clock.now()
-
-        def read(view: View) -> Iterator[CellRow]:
-            if self._step is not None and info is not None and info.oldest < self._step.state.version:
-                view = self._step.upgraded_view(view, info.oldest, self._types)
-            return shown_cells(kind, view.entries(self._name, key), round(now * 1_000_000))
-
-        return read
+        return self._shown.reader(key, record, record.time if self._batch is not None else self._clock.now())
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or the default.
@@ -190,7 +229,7 @@ class StateView:
         with closing(snapshot):
             cells = sorted((cell, value) for rows in snapshot for _, cell, value in rows)
         record = snapshot.record
-        return self._value(self._kind(record), key, cells, record) if cells else default
+        return self._shown.value(self._shown.kind(record), key, cells, record) if cells else default
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Yield every key and its value, partition by partition, all of them as of one commit.
@@ -204,12 +243,15 @@ class StateView:
         snapshot = self._snapshot()
         if snapshot is None:
             return
-        record, kind = snapshot.record, self._kind(snapshot.record)
+        record, kind = snapshot.record, self._shown.kind(snapshot.record)
         with closing(snapshot):
             for rows in snapshot:
                 for key, cells in groupby(rows, key=lambda cell: cell[0]):
                     known = decode_key(key)
-                    yield known, self._value(kind, known, sorted((cell, value) for _, cell, value in cells), record)
+                    yield (
+                        known,
+                        self._shown.value(kind, known, sorted((cell, value) for _, cell, value in cells), record),
+                    )
 
     def _overtaken(self) -> Unavailable:
         return Unavailable(
@@ -234,7 +276,7 @@ class StateView:
         newest = self._record()
         if newest is None:
             return
-        kind = self._kind(newest)
+        kind = self._shown.kind(newest)
         held: dict[bytes, bytes] = {}
         floor = max(newest.born, self._ledger.floor())
         if floor > newest.born:  # what was before is compacted, and only what it came to is known
@@ -255,7 +297,7 @@ class StateView:
                     else:
                         held[change.cell] = change.value
             if changed:
-                value = self._value(kind, key, sorted(held.items()), record) if held else None
+                value = self._shown.value(kind, key, sorted(held.items()), record) if held else None
                 yield Moment(record.number, as_datetime(record.time), value, deleted=not held)
 
     def _in_place(self, record: Record, partition: int, key: bytes, kind: type[Step]) -> dict[bytes, bytes] | None:
@@ -300,16 +342,7 @@ class StateView:
         >>> mp.App("orders", state_dir="memory://").state("total").to_arrow().num_rows
         0
         """
-        pairs = list(self.items())
-        return pa.table({"key": self._column([k for k, _ in pairs]), "value": self._column([v for _, v in pairs])})
-
-    def _column(self, values: list[Any]) -> pa.Array:
-        try:
-            if len(set(map(type, values)) - {type(None)}) <= 1:
-                return pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
-            pass
-        return pa.array([self._codec.encode(value).decode() for value in values], pa.string())
+        return self._shown.table(self.items())
 
     def to_pandas(self) -> Any:
         """Return the same as a pandas DataFrame.

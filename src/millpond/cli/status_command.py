@@ -6,17 +6,14 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from millpond import lowlevel
 from millpond.cli.app_option import AppName, StateDir, open_chosen
 from millpond.cli.output import OutputFormat, Printed, format_bytes, print_json, print_table
-from millpond.clock import SystemClock
-from millpond.status import LogStatus, Status, status_of
+from millpond.status import LogStatus, Status
 
 
 def status(state_dir: StateDir = "state", app: AppName = None, format: Printed = OutputFormat.table) -> None:
     """Show the status of an app: its newest batch, streams, steps and sinks, and the process that seems to run it."""
-    opened = open_chosen(state_dir, app)
-    found = status_of(lowlevel.storage(opened), opened.name, SystemClock())
+    found = open_chosen(state_dir, app).status()
     if format is OutputFormat.json:
         print_json(**msgspec.to_builtins(found))
     else:

@@ -16,8 +16,8 @@ REPORT_SECONDS = 5.0  # between two lines about what is left
 class FillProgress:
     """Logs at level INFO what is left to load into a replica, every few seconds, and at the end how long it took."""
 
-    def __init__(self, app: str, partition: int, files: Sequence[Pointer]) -> None:
-        self._what = f"{app}: partition {partition}"
+    def __init__(self, app: str, partition: int | None, files: Sequence[Pointer]) -> None:
+        self._what = f"{app}: all partitions" if partition is None else f"{app}: partition {partition}"
         self._files, self._done = len(files), 0
         self._cells, self._bytes = sum(file.rows for file in files), sum(file.bytes for file in files)
         self._read = self._read_bytes = 0
