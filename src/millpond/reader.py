@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
 from millpond.clock import SystemClock
+from millpond.errors import InvalidUse
 from millpond.follower import Commit, Follower
 from millpond.log.apps import check_app_exists
 from millpond.log.ledger import Ledger
@@ -95,6 +96,8 @@ class ReadOnlyApp:
         ...         return live.state("total").get(who)
         """
         pause = None if every is None else seconds(every, "follow(every)")
+        if pause is not None and pause <= 0:
+            raise InvalidUse(f"follow(every): expected a duration above 0, such as 0.5 or '500ms', got {every!r}")
         return Follower(self._storage, self.name, self._clock, pause, local_dir)
 
     def refresh(self) -> Commit:
