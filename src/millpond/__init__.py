@@ -33,6 +33,7 @@ from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
 from millpond.reader import open
+from millpond.spark_source import register_spark_source
 from millpond.state_changes import StateChange
 from millpond.state_view import Moment, StateView
 from millpond.steps.failure import retry
@@ -107,6 +108,7 @@ __all__ = [
     "min",
     "open",
     "quantile",
+    "register_spark_source",
     "retry",
     "session",
     "sinks",

@@ -33,7 +33,7 @@ from millpond.replica.lmdb_store import close_below
 from millpond.replica.local_replica import LocalReplica
 from millpond.replica.reader_home import ReaderHome
 from millpond.replica.snapshot import CellRow
-from millpond.state_view import ShownStep
+from millpond.steps.shown_step import ShownStep
 from millpond.storage import Storage
 from millpond.timing import seconds
 

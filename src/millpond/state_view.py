@@ -5,18 +5,18 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property, partial
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 
 from millpond.clock import Clock, as_datetime
-from millpond.codec import Codec, decode_key, encode_key, partition_of
+from millpond.codec import decode_key, encode_key, partition_of
 from millpond.errors import Corrupt, InvalidUse, Unavailable
 from millpond.log import checked, segment
 from millpond.log.ledger import Ledger
@@ -24,16 +24,12 @@ from millpond.log.manifest import Manifest, read_manifest
 from millpond.log.paths import FOLDERS, Paths
 from millpond.log.reach import MOST_READ_ATTEMPTS, read_beside_retention, within_reach
 from millpond.log.record import Record
-from millpond.replica import View
 from millpond.replica.folders import default_home
 from millpond.replica.lmdb_store import close_below, delete_replicas
-from millpond.replica.snapshot import Apart, CellRow, ReadView, Snapshot, SnapshotReader
-from millpond.steps.kind import Step, StoredKey
-from millpond.steps.registry import find_kind
-from millpond.steps.state.shown import shown_cells
+from millpond.replica.snapshot import Apart, ReadView, Snapshot, SnapshotReader
+from millpond.steps.kind import Step
+from millpond.steps.shown_step import ShownStep
 from millpond.storage import Storage
-
-CellValues = list[tuple[bytes, bytes]]
 
 
 class _OutOfReach(Exception):
@@ -54,69 +50,6 @@ class Moment:
     time: datetime
     value: Any
     deleted: bool = False
-
-
-@dataclass(frozen=True)
-class ShownStep:
-    """How the state of a step is shown: `step` and `types` are those of the program, if there is one."""
-
-    app: str
-    name: str
-    step: Step | None = None
-    types: tuple[type, ...] = ()
-
-    @cached_property
-    def codec(self) -> Codec:
-        return Codec(self.types, unknown="plain")
-
-    def kind(self, record: Record) -> type[Step]:
-        """Return the kind of the step at a record; `InvalidUse` if there is no such step."""
-        if self.step is not None:
-            return type(self.step)
-        info = record.steps.get(self.name)
-        if info is None:
-            raise InvalidUse(
-                f"app {self.app!r} has no step {self.name!r}; it has: {', '.join(sorted(record.steps)) or 'none yet'}"
-            )
-        return find_kind(info.kind)
-
-    def value(self, kind: type[Step], key: Any, cells: CellValues, record: Record) -> Any:
-        """Return the value of a key at a record, from its cells, which are in order."""
-        info = record.steps.get(self.name)
-        detail = info.detail if info is not None else self.step.detail if self.step is not None else {}
-        return kind.show(StoredKey(key, cells, self.codec, detail), self.step)
-
-    def reader(self, key: bytes | None, record: Record, now: float) -> ReadView:
-        """Return what reads the step's rows in a view at a record, of all keys or of one, without what has expired."""
-        info, kind = record.steps.get(self.name), self.kind(record)
-
-        def read(view: View) -> Iterator[CellRow]:
-            if self.step is not None and info is not None and info.oldest < self.step.state.version:
-                view = self.step.upgraded_view(view, info.oldest, self.types)
-            return shown_cells(kind, view.entries(self.name, key), round(now * 1_000_000))
-
-        return read
-
-    def items(self, rows: Iterable[CellRow], record: Record) -> Iterator[tuple[Any, Any]]:
-        """Yield each key and its value at a record. The rows of one key come together."""
-        kind = self.kind(record)
-        for key, cells in groupby(rows, key=lambda cell: cell[0]):
-            known = decode_key(key)
-            yield known, self.value(kind, known, sorted((cell, value) for _, cell, value in cells), record)
-
-    def column(self, values: list[Any]) -> pa.Array:
-        """Return values as a column: of their common type, or of JSON text if they have none."""
-        try:
-            if len(set(map(type, values)) - {type(None)}) <= 1:
-                return pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
-            pass
-        return pa.array([self.codec.encode(value).decode() for value in values], pa.string())
-
-    def table(self, items: Iterable[tuple[Any, Any]]) -> pa.Table:
-        """Return keys and values as a table of two columns."""
-        pairs = list(items)
-        return pa.table({"key": self.column([k for k, _ in pairs]), "value": self.column([v for _, v in pairs])})
 
 
 class StateView:

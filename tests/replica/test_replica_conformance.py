@@ -13,7 +13,7 @@ from millpond.log.point import LogPoint
 from millpond.replica.folders import table_folder
 from millpond.replica.lmdb_store import close_below
 from millpond.replica.local_replica import LocalReplica
-from millpond.state_view import ShownStep
+from millpond.steps.shown_step import ShownStep
 from millpond.task.tables import TableChanges
 from millpond.testing.replica_suite import APP, ReplicaSuite
 
