@@ -83,7 +83,7 @@ class _Versions(Protocol):
 
     def _borrow(self) -> _Version: ...
 
-    def _mend(self, damaged: _Version, damage: Damaged) -> None: ...
+    def _replace_damaged(self, damaged: _Version, damage: Damaged) -> None: ...
 
 
 class CommitState:
@@ -121,7 +121,7 @@ class CommitState:
             except Damaged as damage:
                 if attempt == MOST_REPLICA_ATTEMPTS - 1:
                     raise _damaged(self._shown.app, damage) from damage
-                self._versions._mend(version, damage)
+                self._versions._replace_damaged(version, damage)
             finally:
                 version.release()
         if not rows:
@@ -143,7 +143,7 @@ class CommitState:
         try:
             yield from self._shown.items(version.read_all(self._shown, self._now()), version.record)
         except Damaged as damage:
-            self._versions._mend(version, damage)
+            self._versions._replace_damaged(version, damage)
             raise _damaged(self._shown.app, damage) from damage
         finally:
             version.release()
@@ -220,7 +220,7 @@ class Commit:
             raise InvalidUse(f"app {self._app!r}: the commit of batch {self.batch} was closed before it was read")
         return self._version.acquire()
 
-    def _mend(self, damaged: _Version, damage: Damaged) -> None:
+    def _replace_damaged(self, damaged: _Version, damage: Damaged) -> None:
         """Raise `Unavailable`: another version would be another commit."""
         raise _damaged(self._app, damage) from damage
 
@@ -382,7 +382,7 @@ class Follower:
         with self._changed:
             return self._current().acquire()
 
-    def _mend(self, damaged: _Version, damage: Damaged) -> None:
+    def _replace_damaged(self, damaged: _Version, damage: Damaged) -> None:
         """Build the replica again, if no other thread has."""
         log.warning("%s: a read replica is damaged and is built again: %s", self._app, damage)
         self._catch_up(damaged)
