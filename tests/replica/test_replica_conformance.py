@@ -30,6 +30,7 @@ class LocalSuite(ReplicaSuite):
     def held(self):
         def read(replica, storage):
             record = Ledger(storage, APP, SystemClock()).read(replica.position.number)
+            assert record is not None
             if not record.steps:
                 return {}
             shown = ShownStep(APP, self.step)

@@ -129,8 +129,9 @@ def test_a_later_value_of_another_type_is_an_error_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("millpond.runtimes.spark.data_source.SAMPLE", 2)
-    cases = [[1, 2, "x"], [1, 2, 2.5], [1, 2, True], [1.5, 2.5, True], [[1], [2], [2.5]]]
-    for number, values in enumerate([*cases, [{"a": 1}, {"a": 2}, {"a": 3, "b": 4}]]):
+    cases: list[list[Any]] = [[1, 2, "x"], [1, 2, 2.5], [1, 2, True], [1.5, 2.5, True], [[1], [2], [2.5]]]
+    cases.append([{"a": 1}, {"a": 2}, {"a": 3, "b": 4}])
+    for number, values in enumerate(cases):
         folder = tmp_path / str(number)
         with pytest.raises(mp.errors.InvalidUse, match=r"does not fit: .* Read the values as JSON text with option"):
             read_mixed(mixed(folder, values))

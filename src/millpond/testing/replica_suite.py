@@ -193,10 +193,10 @@ class InterruptedStorage:
     def list(self, prefix: str, after: str | None = None) -> Iterator[Item]:
         return self._inner.list(prefix, after)
 
-    def put(self, path: str, data: bytes) -> None:
+    def put(self, path: str, data: bytes | memoryview) -> None:
         self._inner.put(path, data)
 
-    def put_new(self, path: str, data: bytes) -> bool:
+    def put_new(self, path: str, data: bytes | memoryview) -> bool:
         return self._inner.put_new(path, data)
 
     def delete(self, paths: Iterable[str]) -> None:
