@@ -5,12 +5,21 @@ Each picture is a plain SVG in docs/pictures. tests/docs/test_pictures.py holds 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import millpond as mp
+from millpond.clock import SystemClock
+from millpond.log.ledger import Ledger
+from millpond.log.point import LogPoint
+from millpond.replica.folders import table_folder
+from millpond.replica.lmdb_store import close_below
+from millpond.replica.local_replica import LocalReplica
+from millpond.task.tables import TableChanges
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 T = mp.triggers
@@ -401,9 +410,117 @@ def _legend(svg: Svg, left: float, y: float) -> None:
         svg.text(at + 17, y + 4, about, 11, SOFT)
 
 
+# --- the kinds of replicas of one log ---
+
+
+@dataclass(frozen=True)
+class Follower:
+    """A replica of the picture: what it is for, what it holds, and the record that it was asked to reach."""
+
+    name: str
+    place: str
+    holds: str
+    color: str
+    to: int
+    replica: LocalReplica
+
+
+def shop(folder: Path) -> mp.App:
+    """Return an app with a step and a table, after some batches."""
+    app = mp.App("shop", str(folder / "state"), 2, local_dir=str(folder / "local"))
+    orders = app.stream("orders", mp.sources.rows([])).key_by("sku")
+    prices = app.table("prices", app.stream("updates", mp.sources.rows([])).key_by("sku"), everywhere=True)
+    orders.lookup("priced", prices).aggregate("sold", n=mp.count())
+    with mp.testing.TestDriver(app, mp.lowlevel.storage(app)) as driver:
+        for n in range(7):
+            updates = [{"sku": f"s{n}", "price": n}] if n % 3 == 0 else []
+            driver.send({"orders": [{"sku": f"s{n % 3}"}, {"sku": "s9"}], "updates": updates})
+    return app
+
+
+def followers(folder: Path, app: mp.App, newest: int) -> list[Follower]:
+    """Return four kinds of replicas. Each has a folder of its own, as on hosts of their own."""
+    storage, name = mp.lowlevel.storage(app), app.name
+    host = [str(folder / f"host-{n}") for n in range(4)]
+    table = LocalReplica(
+        storage, name, TableChanges(storage, "prices"), host[2], partial(table_folder, host[2], table="prices")
+    )
+    partition = partial(LocalReplica.of_partition, storage, name, 0)
+    return [
+        Follower("local", "worker of host A", "partition 0, all steps", BLUE, newest, partition(host[0])),
+        Follower("standby", "host B", "partition 0, all steps", TEAL, newest - 1, partition(host[1])),
+        Follower("global table", "every host", "table prices, all partitions", PURPLE, newest, table),
+        Follower(
+            "reader",
+            "any process",
+            "all steps, all partitions",
+            ORANGE,
+            newest - 2,
+            LocalReplica.of_app(storage, name, host[3]),
+        ),
+    ]
+
+
+def replicas() -> str:
+    """Four replicas of one log, and the record that each has reached."""
+    svg = Svg(760, "Four kinds of replicas follow one log, and each remembers the record that it has reached")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        app = shop(folder)
+        ledger = Ledger(mp.lowlevel.storage(app), app.name, SystemClock())
+        records = list(ledger.between(-1, ledger.numbers()[-1]))
+        newest = records[-1]
+        wide, left = 54.0, 252.0
+
+        def x(number: float) -> float:
+            return left + number * wide
+
+        svg.text(20, 50, "the log", 13.5, font_weight="600")
+        svg.text(20, 67, "state_dir, written once", 11, SOFT)
+        for record in records:
+            is_claim = record.kind == "claim"
+            svg.add("rect", x=x(record.number), y=34, width=wide - 8, height=36, rx=5, fill=FAINT if is_claim else INK)
+            svg.text(
+                x(record.number + 0.43), 50, str(record.number), 13, INK if is_claim else PAPER, text_anchor="middle"
+            )
+            fill = SOFT if is_claim else FAINT
+            svg.text(x(record.number + 0.43), 63, record.kind, 9.5, fill, text_anchor="middle")
+        y = 112.0
+        for each in followers(folder, app, newest.number):
+            reached = each.replica.catch_up(LogPoint.of(records[each.to])).number
+            _follower(svg, each, y, x, reached, each.replica.lag(LogPoint.of(newest)))
+            y += 62
+        close_below(folder)
+    svg.text(
+        20,
+        y + 4,
+        "catch_up(to) applies the segments after the position. No replica holds what is not committed.",
+        11.5,
+        SOFT,
+    )
+    return svg.done(y + 22)
+
+
+def _follower(svg: Svg, each: Follower, y: float, x: Any, reached: int, lag: int) -> None:
+    svg.text(20, y + 4, each.name, 13.5, each.color, font_weight="600")
+    svg.text(20, y + 20, f"{each.place}: {each.holds}", 11, SOFT)
+    for number in range(reached + 1):
+        svg.add("rect", x=x(number), y=y - 10, width=46, height=18, rx=4, fill=each.color, opacity=0.28)
+    at = x(reached) + 46
+    svg.line(at, 74, at, y + 12, each.color, 1.4, stroke_dasharray="3 3")
+    svg.add("path", d=f"M{_shown(at - 5)} {_shown(y + 18)} l5 -8 l5 8 z", fill=each.color)
+    behind = "lag 0" if lag == 0 else f"lag {lag}"
+    svg.code(x(0), y + 24, f"position {reached}, {behind}", 11)
+
+
 def pictures() -> dict[str, str]:
     """All pictures, by the names of their files."""
-    return {"windows.svg": windows(), "watermark.svg": watermark(), "triggers.svg": triggers()}
+    return {
+        "windows.svg": windows(),
+        "watermark.svg": watermark(),
+        "triggers.svg": triggers(),
+        "replicas.svg": replicas(),
+    }
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
-from millpond.admin import Admin, ReadOnlyApp
+from millpond.admin import Admin
 from millpond.app import App
 
 ALIASES = {"clear": "clear_state"}  # verbs that have another name on an app
@@ -45,11 +45,11 @@ def test_an_action_of_admin_is_that_of_the_app(tmp_path: Path) -> None:
 
 def test_an_app_that_was_opened_without_its_program_can_be_kept_in_order_but_not_rebuilt(tmp_path: Path) -> None:
     run(tmp_path)
-    opened = mp.open(str(tmp_path / "state"), "shop")
-    assert isinstance(opened, ReadOnlyApp) and opened.admin.verify().ok
-    assert "go back when the program next starts" in opened.admin.rollback(0, dry_run=True)
+    admin = mp.admin(str(tmp_path / "state"), "shop")
+    assert isinstance(admin, Admin) and admin.verify().ok
+    assert "go back when the program next starts" in admin.rollback(0, dry_run=True)
     with pytest.raises(mp.errors.InvalidUse, match=r"rebuild\('n'\): app 'shop' was opened without its program"):
-        opened.admin.rebuild("n")
+        admin.rebuild("n")
 
 
 @pytest.mark.parametrize("verb", ["verify", "clear", "compact", "changes", "drop_outputs", "rebuild"])
@@ -86,3 +86,32 @@ def test_an_admin_that_was_taken_before_the_program_was_written_knows_the_progra
     with pytest.raises(mp.errors.InvalidUse, match="drop_step"):  # without a program it would remove the state
         admin.drop_step("n")
     assert len(list(app.state("n").items())) == 1
+
+
+def test_an_app_that_was_opened_offers_nothing_that_changes_its_state(tmp_path: Path) -> None:
+    app = run(tmp_path)
+    opened: Any = mp.open(app.state_dir, "shop")
+    for verb in {*VERBS, "admin"} - {"changes"}:
+        with pytest.raises(AttributeError, match=rf"only reads: it has no '{verb}'. Use mp.admin\('.*state', 'shop'\)"):
+            getattr(opened, verb)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        opened.nothing  # noqa: B018
+    public = {name for name in dir(opened) if not name.startswith("_")}
+    assert public == {"changes", "follow", "name", "newest", "refresh", "state", "status"}
+
+
+@pytest.mark.parametrize("verb", sorted({*VERBS} - {"restore", "rebuild"}))
+def test_an_action_on_an_app_that_is_not_there_is_refused(tmp_path: Path, verb: str) -> None:
+    admin = mp.admin(str(tmp_path / "state"), "shop")
+    given: dict[str, list[Any]] = {"rescale": [2], "rollback": [0], "savepoint": [tmp_path / "saved"]}
+    given |= {"changes": ["n"], "drop_step": ["n"], "drop_outputs": ["out"]}
+    with pytest.raises(mp.errors.InvalidUse, match="holds no app 'shop': check state_dir and the app's name"):
+        getattr(admin, verb)(*given.get(verb, []))
+    assert not (tmp_path / "state").exists() or list((tmp_path / "state").iterdir()) == []
+
+
+def test_a_savepoint_is_restored_to_an_app_that_is_not_there(tmp_path: Path) -> None:
+    app = run(tmp_path)
+    mp.admin(app.state_dir, "shop").savepoint(tmp_path / "saved")
+    mp.admin(str(tmp_path / "other"), "shop-2").restore(tmp_path / "saved")
+    assert dict(mp.open(str(tmp_path / "other"), "shop-2").state("n").items()) == {"a": {"n": 2}, "b": {"n": 1}}

@@ -30,12 +30,13 @@ FLOORS = [
     ("task", "driver"),  # on one floor: they speak through `messages`
     ("maintenance",),
     ("runtimes",),
-    ("sources", "sinks", "state_view"),
-    ("admin",),
+    ("sources", "sinks", "spark_source", "state_changes", "state_view", "status"),
+    ("follower",),
+    ("admin", "reader"),
     ("app",),
     ("lowlevel", "formats"),
     ("testing",),
-    ("millpond",),
+    ("millpond", "pyspark_millpond"),  # the latter registers the data source with PySpark
     ("demo",),
     ("cli",),
     ("__main__",),

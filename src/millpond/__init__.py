@@ -4,7 +4,7 @@ The log is the truth; everything else is a replica of it.
 """
 
 from millpond import errors, formats, lowlevel, sinks, sources, testing
-from millpond.admin import StateChange, open
+from millpond.admin import admin
 from millpond.aggregations import (
     Aggregation,
     aggregation,
@@ -24,6 +24,7 @@ from millpond.aggregations import (
     top,
 )
 from millpond.app import App
+from millpond.follower import Commit, CommitState, Follower
 from millpond.maintenance.rebuild import Difference, Rebuilt
 from millpond.maintenance.verify import Verdict
 from millpond.pipeline.epoch import epoch_ms, epoch_s, message_time
@@ -31,6 +32,9 @@ from millpond.pipeline.keyed import JoinedStream, KeyedStream
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table
 from millpond.pipeline.windowed import WindowedStream
+from millpond.reader import open
+from millpond.spark_source import register_spark_source
+from millpond.state_changes import StateChange
 from millpond.state_view import Moment, StateView
 from millpond.steps.failure import retry
 from millpond.steps.state.handle import State, StateList, StateMap
@@ -57,7 +61,10 @@ __all__ = [
     "NO_GRACE",
     "Aggregation",
     "App",
+    "Commit",
+    "CommitState",
     "Difference",
+    "Follower",
     "JoinedStream",
     "KeyedStream",
     "Moment",
@@ -73,6 +80,7 @@ __all__ = [
     "Timers",
     "Verdict",
     "WindowedStream",
+    "admin",
     "aggregation",
     "approx_distinct",
     "collect",
@@ -100,6 +108,7 @@ __all__ = [
     "min",
     "open",
     "quantile",
+    "register_spark_source",
     "retry",
     "session",
     "sinks",

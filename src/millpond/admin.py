@@ -5,29 +5,26 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from millpond.clock import Clock, SystemClock, as_datetime
-from millpond.codec import Codec, decode_key
+from millpond.clock import Clock, SystemClock
 from millpond.driver.settings import DriverSettings
 from millpond.driver.void_deliveries import sinks_without_rollback
-from millpond.errors import Corrupt, InvalidUse
+from millpond.errors import InvalidUse
+from millpond.log.apps import check_app_exists
 from millpond.log.heartbeat import check_stopped
 from millpond.log.jobs import ProgressCallback
 from millpond.log.ledger import Ledger
 from millpond.log.paths import check_name
 from millpond.log.published import files_before_clear
-from millpond.log.reach import read_beside_retention
-from millpond.log.record import Record
 from millpond.log.retention import Keep, parse_keep
 from millpond.maintenance.clear import clear_app
 from millpond.maintenance.compact import compact_log
 from millpond.maintenance.drop import drop_sink_outputs, drop_step_state
 from millpond.maintenance.rebuild import Rebuild, Rebuilt, remove_dead_shadows
-from millpond.maintenance.record_changes import changes_in
 from millpond.maintenance.rescale import rescale_app
 from millpond.maintenance.restore import restore_savepoint, restore_steps
 from millpond.maintenance.rollback import roll_back, roll_back_sinks
@@ -37,29 +34,9 @@ from millpond.maintenance.verify import Verdict, verify_app
 from millpond.pipeline.graph import Program
 from millpond.runtimes.base import Runtime
 from millpond.sinks.discard import DiscardSink
+from millpond.state_changes import StateChange, read_changes
 from millpond.state_view import StateView, forget_files, forget_replicas
-from millpond.steps.state.migration import MARK
 from millpond.storage import Storage, open_storage
-
-
-@dataclass(frozen=True)
-class StateChange:
-    """One change of one cell of a step's state: `deleted` ones have no value.
-
-    `cell` says which part of the key's state it is: "" where a step keeps one value per key.
-
-    >>> import millpond as mp
-    >>> from datetime import UTC, datetime
-    >>> mp.StateChange(7, datetime(2030, 1, 1, tzinfo=UTC), "ann", "", 3).value
-    3
-    """
-
-    batch: int
-    time: datetime
-    key: Any
-    cell: str
-    value: Any
-    deleted: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +57,7 @@ class AppAccess:
 
 
 class Admin:
-    """The actions on an app's state as a whole: `app.admin`.
+    """The actions on an app's state as a whole: `app.admin`, or `mp.admin(state_dir, name)` without the program.
 
     Each refuses to begin while the app seems to run, changes nothing until its one commit, and can be killed at any
     moment and called again. `force=True` states that the app does not run, whatever its heartbeat says; a driver that
@@ -99,6 +76,9 @@ class Admin:
 
     @property
     def _storage(self) -> Storage:
+        return self._find_storage()
+
+    def _open_storage(self) -> Storage:
         return self._find_storage()
 
     def rescale(
@@ -143,7 +123,7 @@ class Admin:
     def drop_step(self, step: str, *, dry_run: bool = False, force: bool = False) -> str:
         """Remove the state of a step that is no longer in the program, and say how much it was.
 
-        InvalidUse if the app has its program and the step is in it. `mp.open` and the command line do not read the
+        InvalidUse if the app has its program and the step is in it. `mp.admin` and the command line do not read the
         program: they remove the state of any step.
 
         >>> import millpond as mp
@@ -206,6 +186,7 @@ class Admin:
         Verdict(records=0, files=0, bytes=0, damaged=[], orphans=[], kinds={})
         """
         self._check_not_running()
+        self._check_exists()
         return verify_app(self._storage, self.name, self._clock)
 
     def savepoint(
@@ -245,7 +226,7 @@ class Admin:
         >>> def again(): print(mp.App("orders-2", partitions=8).admin.restore("savepoints/friday"))
         >>> def add(app: mp.App): print(app.admin.restore("savepoints/friday", steps=["spend"]))
         """
-        app, source = self._stopped_app(progress, force), open_storage(str(path))
+        app, source = self._stopped_app(progress, force, is_new=steps is None), open_storage(str(path))
         if steps is None:
             return restore_savepoint(app, source, dry_run=dry_run)
         return restore_steps(app, source, steps, self._program(), dry_run=dry_run)
@@ -283,29 +264,8 @@ class Admin:
         []
         """
         self._check_not_running()
-        ledger = self._ledger()
-        return read_beside_retention(ledger, lambda: self._changes(ledger, step, after), f"changes of {step!r}")
-
-    def _changes(self, ledger: Ledger, step: str, after: int) -> Iterator[StateChange]:
-        codec = Codec((), unknown="plain")
-        newest = ledger.newest()
-        if newest is None:
-            return
-        if step not in newest.steps:
-            raise InvalidUse(f"changes: app {self.name!r} has no step {step!r}; it has: {', '.join(newest.steps)}")
-        app = self._stopped_app()
-        for record in ledger.between(max(newest.born - 1, ledger.floor() - 1, after), newest.number):
-            for change in changes_in(app, record, step):
-                if change.cell == MARK:
-                    continue
-                yield StateChange(
-                    record.number,
-                    as_datetime(record.time),
-                    decode_key(change.key),
-                    change.cell.decode(),
-                    None if change.value is None else codec.decode(change.value),
-                    change.value is None,
-                )
+        self._check_exists()
+        return read_changes(self._storage, self.name, self._clock, step, after)
 
     def _ledger(self) -> Ledger:
         return Ledger(self._storage, self.name, self._clock)
@@ -314,10 +274,19 @@ class Admin:
         """Return the program; None if the app was opened without it."""
         return self._access.compile_program() if self._access is not None and self._access.has_program() else None
 
-    def _stopped_app(self, progress: ProgressCallback | None = None, force: bool = False) -> StoppedApp:
+    def _stopped_app(
+        self, progress: ProgressCallback | None = None, force: bool = False, *, is_new: bool = False
+    ) -> StoppedApp:
         self._check_not_running()
+        if not is_new:
+            self._check_exists()
         app = StoppedApp(self._storage, self.name, self._clock, force=force)
         return app if progress is None else replace(app, progress=progress)
+
+    def _check_exists(self) -> None:
+        """Raise `InvalidUse` if there is no such app and no program that could make it: its name may be misspelt."""
+        if self._access is None:
+            check_app_exists(self._ledger())
 
     def _check_not_running(self, where: str = "") -> None:
         if self._access is not None and self._access.is_running():
@@ -368,7 +337,7 @@ class AdminVerbs(ABC):
         """Move the state to another number of partitions: see `Admin.rescale`.
 
         >>> import millpond as mp
-        >>> def grow(): mp.open("state", "orders").rescale(8)
+        >>> def grow(): mp.admin("state", "orders").rescale(8)
         """
         return self.admin.rescale(partitions, dry_run=dry_run, progress=progress, force=force)
 
@@ -378,7 +347,7 @@ class AdminVerbs(ABC):
         """Go back to an earlier batch: see `Admin.rollback`.
 
         >>> import millpond as mp
-        >>> def undo(): print(mp.open("state", "orders").rollback(41, dry_run=True))
+        >>> def undo(): print(mp.admin("state", "orders").rollback(41, dry_run=True))
         """
         return self.admin.rollback(batch, dry_run=dry_run, progress=progress, force=force)
 
@@ -386,7 +355,7 @@ class AdminVerbs(ABC):
         """Remove the state of a step that is no longer in the program: see `Admin.drop_step`.
 
         >>> import millpond as mp
-        >>> def tidy(): mp.open("state", "orders").drop_step("old-total")
+        >>> def tidy(): mp.admin("state", "orders").drop_step("old-total")
         """
         return self.admin.drop_step(step, dry_run=dry_run, force=force)
 
@@ -401,7 +370,7 @@ class AdminVerbs(ABC):
         """Merge the whole log, and remove files that no record names: see `Admin.compact`.
 
         >>> import millpond as mp
-        >>> def tidy(): print(mp.open("state", "orders").compact(keep="7d"))
+        >>> def tidy(): print(mp.admin("state", "orders").compact(keep="7d"))
         """
         return self.admin.compact(keep, dry_run=dry_run, progress=progress, force=force)
 
@@ -425,7 +394,7 @@ class AdminVerbs(ABC):
         """Write a copy of the state that needs no other file: see `Admin.savepoint`.
 
         >>> import millpond as mp
-        >>> def keep(): mp.open("state", "orders").savepoint("savepoints/friday")
+        >>> def keep(): mp.admin("state", "orders").savepoint("savepoints/friday")
         """
         return self.admin.savepoint(path, batch, dry_run=dry_run, progress=progress)
 
@@ -455,53 +424,18 @@ class AdminVerbs(ABC):
         return self.admin.changes(step, after)
 
 
-class ReadOnlyApp(AdminVerbs):
-    """An app's state, seen from another process, without its program."""
+def admin(state_dir: str, name: str) -> Admin:
+    """Return what can be done to an app's state as a whole, from any process that can write its `state_dir`.
 
-    def __init__(self, state_dir: str, name: str) -> None:
-        check_name(name, "open(name)")
-        self.name, self._storage, self._clock = name, open_storage(state_dir), SystemClock()
-        with suppress(Corrupt):  # what reads the record will say so; `verify` reads all others, too
-            if Ledger(self._storage, name, self._clock).newest() is None:
-                raise InvalidUse(f"{self._storage.url} holds no app {name!r}: check state_dir and the app's name")
-
-    @property
-    def admin(self) -> Admin:
-        """What can be done to the app's state as a whole.
-
-        >>> import millpond as mp
-        >>> def check(): return mp.open("state", "orders").admin.verify()
-        """
-        return Admin(self.name, lambda: self._storage, self._clock)
-
-    def state(self, step: str) -> StateView:
-        """Return a view of a step's state, as of the newest commit.
-
-        >>> import millpond as mp
-        >>> def total(who): return mp.open("state", "orders").state("total").get(who)
-        """
-        return StateView(self._storage, self.name, step, self._clock)
-
-    @property
-    def newest(self) -> Record | None:
-        """The newest record of the ledger.
-
-        >>> import millpond as mp
-        >>> def batch(): return mp.open("state", "orders").newest.number
-        """
-        return Ledger(self._storage, self.name, self._clock).newest()
-
-    def _open_storage(self) -> Storage:
-        return self._storage
-
-
-def open(state_dir: str, name: str) -> ReadOnlyApp:
-    """Open an app's state from any process that can read its `state_dir`, without its program.
+    The app's program is not read: sinks roll back when it next starts, and `rebuild` is not possible. Every action but
+    `restore` raises `InvalidUse` if there is no such app. `mp.open` only reads.
 
     >>> import millpond as mp
-    >>> mp.open("memory://shared", "orders")
+    >>> mp.admin("memory://shared", "orders").rescale(8)
     Traceback (most recent call last):
     ...
     millpond.errors.InvalidUse: memory://shared holds no app 'orders': check state_dir and the app's name
     """
-    return ReadOnlyApp(state_dir, name)
+    check_name(name, "admin(name)")
+    storage = open_storage(state_dir)
+    return Admin(name, lambda: storage, SystemClock())

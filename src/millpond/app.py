@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Unpack
 
-from millpond.admin import Admin, AdminVerbs, AppAccess, StateChange
+from millpond.admin import Admin, AdminVerbs, AppAccess
 from millpond.clock import Clock, SystemClock
 from millpond.codec import user_types
 from millpond.codec.tagging import name_program_module
@@ -35,6 +35,7 @@ from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, check_table
 from millpond.runtimes.base import Runtime
 from millpond.sources.base import Source, TimedSource
+from millpond.state_changes import StateChange
 from millpond.state_view import StateView
 from millpond.steps.failure import OnError, check_on_error
 from millpond.steps.verbs.table import TableStep

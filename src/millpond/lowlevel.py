@@ -3,10 +3,11 @@
     sources  Source; SnapshotSource, BoundedSource, LearningSource, WaitingSource, TimedSource, CheckedSource,
              AcknowledgedSource, RetainedSource; Split, Chunk, Limit, JsonLines, BadRow, TooMuch
     sinks    Sink, TableSink, FrameSink, RollbackSink, RegisteredSink, FencingSink, ChangesSink; Delivery, Registration
+    replicas LogReplica, ReplicaPosition, LogPoint
     apps     program, storage, run_with, Settings, Storage
 
 The docstrings of the protocols say when each method is called, how often, on which machine, and what a failure means.
-`millpond.testing` has a conformance suite for sources, for sinks and for storages.
+`millpond.testing` has a conformance suite for sources, for sinks, for replicas and for storages.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millpond.admin import ReadOnlyApp
+from millpond.admin import Admin
 from millpond.app import App
 from millpond.driver.loop import Settings
 from millpond.driver.settings import Hook
 from millpond.log.jobs import ProgressCallback
+from millpond.log.point import LogPoint
 from millpond.pipeline.graph import Program
+from millpond.reader import ReadOnlyApp
+from millpond.replica.protocol import LogReplica, ReplicaPosition
 from millpond.sinks.base import (
     ChangesSink,
     Delivery,
@@ -63,8 +67,11 @@ __all__ = [
     "JsonLines",
     "LearningSource",
     "Limit",
+    "LogPoint",
+    "LogReplica",
     "RegisteredSink",
     "Registration",
+    "ReplicaPosition",
     "RetainedSource",
     "RollbackSink",
     "Settings",
@@ -102,7 +109,7 @@ def program(app: App) -> Program:
     return app._program()
 
 
-def storage(app: App | ReadOnlyApp) -> Storage:
+def storage(app: App | Admin | ReadOnlyApp) -> Storage:
     """Return the storage behind the app's `state_dir`, in which its log is. It is opened on the first call.
 
     Write nothing below the app's name in it: those files belong to the app's driver.

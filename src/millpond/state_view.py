@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from millpond.clock import Clock, as_datetime
-from millpond.codec import Codec, decode_key, encode_key, partition_of
+from millpond.codec import decode_key, encode_key, partition_of
 from millpond.errors import Corrupt, InvalidUse, Unavailable
 from millpond.log import checked, segment
 from millpond.log.ledger import Ledger
@@ -24,16 +24,12 @@ from millpond.log.manifest import Manifest, read_manifest
 from millpond.log.paths import FOLDERS, Paths
 from millpond.log.reach import MOST_READ_ATTEMPTS, read_beside_retention, within_reach
 from millpond.log.record import Record
-from millpond.replica import View
 from millpond.replica.folders import default_home
 from millpond.replica.lmdb_store import close_below, delete_replicas
-from millpond.replica.snapshot import Apart, CellRow, ReadView, Snapshot, SnapshotReader
-from millpond.steps.kind import Step, StoredKey
-from millpond.steps.registry import find_kind
-from millpond.steps.state.shown import shown_cells
+from millpond.replica.snapshot import Apart, ReadView, Snapshot, SnapshotReader
+from millpond.steps.kind import Step
+from millpond.steps.shown_step import ShownStep
 from millpond.storage import Storage
-
-CellValues = list[tuple[bytes, bytes]]
 
 
 class _OutOfReach(Exception):
@@ -87,9 +83,9 @@ class StateView:
     ) -> None:
         self._storage, self._app, self._name, self._clock = storage, app, name, clock
         self._step, self._types, self._batch = step, types, batch
+        self._shown = ShownStep(app, name, step, types)
         self._ledger = Ledger(storage, app, clock)
         self._seen: int | None = None
-        self._codec = Codec(types, unknown="plain")
         # The state at an earlier batch has a replica of its own, which is removed with this view. (A TemporaryDirectory
         # would warn when it goes with its owner.)
         self._own_home = None if batch is None else tempfile.mkdtemp(prefix="millpond-at-")
@@ -111,21 +107,6 @@ class StateView:
                 f"app {self._app!r}: batch {self._batch} is no longer within reach: App(keep=) says how many are"
             )
         return record
-
-    def _kind(self, record: Record) -> type[Step]:
-        if self._step is not None:
-            return type(self._step)
-        info = record.steps.get(self._name)
-        if info is None:
-            raise InvalidUse(
-                f"app {self._app!r} has no step {self._name!r}; it has: {', '.join(sorted(record.steps)) or 'none yet'}"
-            )
-        return find_kind(info.kind)
-
-    def _value(self, kind: type[Step], key: Any, cells: CellValues, record: Record) -> Any:
-        info = record.steps.get(self._name)
-        detail = info.detail if info is not None else self._step.detail if self._step is not None else {}
-        return kind.show(StoredKey(key, cells, self._codec, detail), self._step)
 
     def _snapshot(self, key: bytes | None = None) -> Snapshot | None:
         """Return what the step has at one record, of all keys or of one; None if there is no record.
@@ -150,7 +131,7 @@ class StateView:
         raise self._overtaken()
 
     def _take(self, record: Record, key: bytes | None, home: str | None) -> Snapshot:
-        self._kind(record)  # raises if there is no such step
+        self._shown.kind(record)  # raises if there is no such step
         partitions = range(record.partitions) if key is None else [partition_of(key, record.partitions)]
         try:
             return SnapshotReader(self._ledger, home).take(record, partitions, partial(self._reader, key))
@@ -166,16 +147,7 @@ class StateView:
                 close_below(home)
 
     def _reader(self, key: bytes | None, record: Record) -> ReadView:
-        """Return what reads the step's rows at a record, of all keys or of one, without what has expired by now."""
-        info, kind = record.steps.get(self._name), self._kind(record)
-        now = record.time if self._batch is not None else self._clock.now()
-
-        def read(view: View) -> Iterator[CellRow]:
-            if self._step is not None and info is not None and info.oldest < self._step.state.version:
-                view = self._step.upgraded_view(view, info.oldest, self._types)
-            return shown_cells(kind, view.entries(self._name, key), round(now * 1_000_000))
-
-        return read
+        return self._shown.reader(key, record, record.time if self._batch is not None else self._clock.now())
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or the default.
@@ -190,7 +162,7 @@ class StateView:
         with closing(snapshot):
             cells = sorted((cell, value) for rows in snapshot for _, cell, value in rows)
         record = snapshot.record
-        return self._value(self._kind(record), key, cells, record) if cells else default
+        return self._shown.value(self._shown.kind(record), key, cells, record) if cells else default
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Yield every key and its value, partition by partition, all of them as of one commit.
@@ -204,12 +176,15 @@ class StateView:
         snapshot = self._snapshot()
         if snapshot is None:
             return
-        record, kind = snapshot.record, self._kind(snapshot.record)
+        record, kind = snapshot.record, self._shown.kind(snapshot.record)
         with closing(snapshot):
             for rows in snapshot:
                 for key, cells in groupby(rows, key=lambda cell: cell[0]):
                     known = decode_key(key)
-                    yield known, self._value(kind, known, sorted((cell, value) for _, cell, value in cells), record)
+                    yield (
+                        known,
+                        self._shown.value(kind, known, sorted((cell, value) for _, cell, value in cells), record),
+                    )
 
     def _overtaken(self) -> Unavailable:
         return Unavailable(
@@ -234,7 +209,7 @@ class StateView:
         newest = self._record()
         if newest is None:
             return
-        kind = self._kind(newest)
+        kind = self._shown.kind(newest)
         held: dict[bytes, bytes] = {}
         floor = max(newest.born, self._ledger.floor())
         if floor > newest.born:  # what was before is compacted, and only what it came to is known
@@ -255,7 +230,7 @@ class StateView:
                     else:
                         held[change.cell] = change.value
             if changed:
-                value = self._value(kind, key, sorted(held.items()), record) if held else None
+                value = self._shown.value(kind, key, sorted(held.items()), record) if held else None
                 yield Moment(record.number, as_datetime(record.time), value, deleted=not held)
 
     def _in_place(self, record: Record, partition: int, key: bytes, kind: type[Step]) -> dict[bytes, bytes] | None:
@@ -300,16 +275,7 @@ class StateView:
         >>> mp.App("orders", state_dir="memory://").state("total").to_arrow().num_rows
         0
         """
-        pairs = list(self.items())
-        return pa.table({"key": self._column([k for k, _ in pairs]), "value": self._column([v for _, v in pairs])})
-
-    def _column(self, values: list[Any]) -> pa.Array:
-        try:
-            if len(set(map(type, values)) - {type(None)}) <= 1:
-                return pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
-            pass
-        return pa.array([self._codec.encode(value).decode() for value in values], pa.string())
+        return self._shown.table(self.items())
 
     def to_pandas(self) -> Any:
         """Return the same as a pandas DataFrame.

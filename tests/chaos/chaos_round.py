@@ -277,7 +277,7 @@ class Round:
         """A copy of the state directory that an actor has taken is put back, and its sinks give back what is newer."""
         if not (self.folder / "copy").exists():
             return
-        if not mp.open(str(self.folder / "copy"), NAME).verify().ok:
+        if not mp.admin(str(self.folder / "copy"), NAME).verify().ok:
             return  # files went while it was being taken; whoever puts a copy back is to look
         shutil.rmtree(self.folder / "state")
         os.rename(self.folder / "copy", self.folder / "state")

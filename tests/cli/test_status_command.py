@@ -210,7 +210,7 @@ def test_a_pruned_ledger_is_read_from_its_floor_on(millpond: Millpond) -> None:
 
 def test_the_last_rewrite_is_told_with_its_reason(millpond: Millpond, running: Running) -> None:
     running().send("orders", [order("ann", 3)])
-    mp.open("state", "orders").rescale(5)
+    mp.admin("state", "orders").rescale(5)
     found = status(millpond)
     assert found["partitions"] == 5
     assert found["log"]["rewritten"] == found["batch"] - 1
@@ -220,7 +220,7 @@ def test_the_last_rewrite_is_told_with_its_reason(millpond: Millpond, running: R
 
 def test_a_damaged_manifest_is_told_and_so_is_the_rest(millpond: Millpond, running: Running) -> None:
     running().send("orders", [order("ann", 3)])
-    mp.open("state", "orders").compact()
+    mp.admin("state", "orders").compact()
     [manifest] = Path("state/orders/manifests").iterdir()
     manifest.write_bytes(manifest.read_bytes() + b" ")
     found = status(millpond)

@@ -169,6 +169,7 @@ def public_names() -> Iterator[str]:
 def public_members() -> Iterator[str]:
     owners: list[type] = [mp.App, mp.Stream, mp.KeyedStream, mp.State, mp.StateList, mp.StateMap]
     owners += [mp.JoinedStream, mp.WindowedStream, mp.Timers, mp.Timer]
+    owners += [mp.Follower, mp.Commit, mp.CommitState]
     for owner in [*owners, mp.StateView, mp.Moment, mp.lowlevel.Delivery, mp.testing.TestDriver]:
         for name in {*vars(owner), *getattr(owner, "__annotations__", {}), *getattr(owner, "__slots__", ())}:
             if not name.startswith("_"):

@@ -362,11 +362,11 @@ def test_a_step_under_a_new_name_publishes_nothing_again(bench: Bench) -> None:
 def test_a_step_whose_state_was_dropped_is_published_as_gone(bench: Bench) -> None:
     bench.send(a=1, b=2)
     bench.run()
-    opened = mp.open(bench.app.state_dir, "kept")
-    opened.drop_step("other")
+    admin = mp.admin(bench.app.state_dir, "kept")
+    admin.drop_step("other")
     bench.run()
     assert bench.count() == 2, "the state of this step is as it was"
-    opened.drop_step("s")
+    admin.drop_step("s")
     bench.run()
     assert bench.since(2) == {"a": None, "b": None}
 

@@ -54,7 +54,7 @@ class Bench:
 
     def admin(self) -> Any:
         """The operations on the app's state without its program."""
-        return mp.open(str(self.folder / "state"), "copied").admin
+        return mp.admin(str(self.folder / "state"), "copied")
 
     def void(self) -> dict[str, list[tuple[int, int]]]:
         """What the newest record says is still to be made void."""
@@ -414,7 +414,7 @@ def test_a_rollback_that_is_paused_touches_nothing_newer(bench: Bench) -> None:
 
 def test_a_paused_start_takes_nothing_back_from_its_successor(lines: Bench) -> None:
     lines.run(6)
-    mp.open(str(lines.folder / "state"), "copied").rollback(newest(lines) - 3)
+    mp.admin(str(lines.folder / "state"), "copied").rollback(newest(lines) - 3)
     parked = sleepy(lines, "rollback")
     run_until_parked(lines, parked, 1)
     lines.sink = lambda: mp.sinks.files(lines.folder / "out")

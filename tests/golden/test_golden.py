@@ -70,7 +70,8 @@ def test_nothing_in_it_tells_of_the_machine_that_wrote_it(golden: Path) -> None:
 
 def test_it_is_whole_and_holds_what_it_held(golden: Path, place: Path) -> None:
     opened = mp.open(str(place / "state"), NAME)
-    assert opened.verify().ok
+    admin = mp.admin(str(place / "state"), NAME)
+    assert admin.verify().ok
     newest = opened.newest
     assert newest is not None and newest.number == expected(golden)["newest"]
     assert shown(app(place)) == expected(golden)["state"]
@@ -99,16 +100,16 @@ def test_it_goes_on_in_as_many_partitions_or_others(
 
 @pytest.mark.parametrize("action", ["rescale", "compact", "drop"])
 def test_it_can_be_looked_after(golden: Path, place: Path, action: str) -> None:
-    opened = mp.open(str(place / "state"), NAME)
+    admin = mp.admin(str(place / "state"), NAME)
     if action == "rescale":
-        opened.rescale(5)
+        admin.rescale(5)
     elif action == "compact":
-        opened.compact(keep=1)
+        admin.compact(keep=1)
     else:
-        opened.drop_step("once")
+        admin.drop_step("once")
     found, then = shown(app(place)), expected(golden)["state"]
     assert found == (then | {"once": {}} if action == "drop" else then)
-    assert opened.verify().ok
+    assert admin.verify().ok
 
 
 def test_its_savepoint_begins_another_app(golden: Path, tmp_path: Path) -> None:

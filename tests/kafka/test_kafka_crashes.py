@@ -176,7 +176,7 @@ def test_a_sleeper_of_an_incarnation_that_was_cleared(
     if how == "program":
         bench.app.build().clear_state()
     else:
-        mp.open(bench.app.state, bench.app.name).admin.clear()
+        mp.admin(bench.app.state, bench.app.name).clear()
     fewer = bench.app.with_(partitions=partitions)
     fewer.run()
     asleep.wake()

@@ -41,7 +41,7 @@ def rewritten(folder: Path, how: str) -> mp.App:
     elif how == "rescale":
         app.rescale(3)
     else:
-        mp.open(app.state_dir, "shop").drop_step("parity")
+        mp.admin(app.state_dir, "shop").drop_step("parity")
     for number in range(9, 16):
         other_rows(folder, number)
     return app
@@ -80,13 +80,13 @@ def test_no_action_builds_on_state_from_before_a_rewrite(tmp_path: Path, how: st
     app = rewritten(tmp_path, how)
     held, record = totals(app), newest(app)
     path = damage(app)
-    opened = mp.open(app.state_dir, "shop")
+    admin = mp.admin(app.state_dir, "shop")
     act = {
-        "compact": lambda: opened.compact(),
-        "rescale": lambda: opened.rescale(5),
-        "savepoint": lambda: opened.savepoint(tmp_path / "saved"),
-        "rollback": lambda: opened.rollback(record.number),
-        "drop": lambda: opened.drop_step("parity"),
+        "compact": lambda: admin.compact(),
+        "rescale": lambda: admin.rescale(5),
+        "savepoint": lambda: admin.savepoint(tmp_path / "saved"),
+        "rollback": lambda: admin.rollback(record.number),
+        "drop": lambda: admin.drop_step("parity"),
     }[action]
     with pytest.raises(mp.errors.Corrupt, match=path.name):
         act()
@@ -109,7 +109,7 @@ def test_within_an_epoch_an_earlier_manifest_does_and_is_logged(
         if action == "run":
             run(app)
         elif action == "compact":
-            mp.open(app.state_dir, "shop").compact()
+            mp.admin(app.state_dir, "shop").compact()
         elif action == "rescale":
             app.rescale(3)
         else:

@@ -136,7 +136,7 @@ ACTIONS: dict[str, Callable[[mp.App, bool], Any]] = {
     "rescale": lambda app, force: app.rescale(3, force=force),
     "rollback": lambda app, force: app.rollback(1, force=force),
     "compact": lambda app, force: app.compact(force=force),
-    "drop_step": lambda app, force: mp.open(app.state_dir, app.name).drop_step("total", force=force),
+    "drop_step": lambda app, force: mp.admin(app.state_dir, app.name).drop_step("total", force=force),
     "clear_state": lambda app, force: app.clear_state(force=force),
     "drop_outputs": lambda app, force: app.drop_outputs("out", force=force),
 }

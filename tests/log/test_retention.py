@@ -76,13 +76,14 @@ def whole(app: mp.App, read: int) -> None:
 def oldest_target(app: mp.App, *, compacted: bool = False) -> int | None:
     """The oldest batch that a rollback takes; `compacted`: of those with a manifest, whose runs it goes on with."""
     opened, ledger = mp.open(app.state_dir, "shop"), Ledger(open_storage(app.state_dir), "shop", SystemClock())
+    admin = mp.admin(app.state_dir, "shop")
     assert opened.newest is not None
     for batch in range(opened.newest.number):
         record = ledger.read(batch)
         if record is None or (compacted and record.manifest is None):
             continue
         try:
-            opened.rollback(batch, dry_run=True)
+            admin.rollback(batch, dry_run=True)
             return batch
         except mp.errors.InvalidUse:
             continue
@@ -113,7 +114,7 @@ def test_a_driver_paused_anywhere_in_its_retention_removes_nothing_that_a_rollba
             storage.left = -1
             batch = oldest_target(mine)
             if batch is not None:
-                mp.open(mine.state_dir, "shop").rollback(batch)
+                mp.admin(mine.state_dir, "shop").rollback(batch)
                 done.append(batch)
 
         storage.calls, storage.left, storage.meanwhile = 0, park, roll_back
@@ -148,7 +149,7 @@ def test_a_driver_that_sleeps_between_listing_and_deleting_removes_nothing_after
                 self.removals = 3
                 batch = oldest_target(app, compacted=True)
                 assert batch is not None
-                mp.open(app.state_dir, "shop").rollback(batch)
+                mp.admin(app.state_dir, "shop").rollback(batch)
             super().delete(gone)
 
     storage = Sleeping(str(tmp_path / "state"))
@@ -271,11 +272,11 @@ def test_every_rollback_is_refused_in_words_or_leaves_a_whole_app(tmp_path: Path
         mine = shop(place, compact_every=4, keep=4)
         try:
             expected = dict(mine.state("total").at(batch).items())
-            mp.open(mine.state_dir, "shop").rollback(batch)
+            mp.admin(mine.state_dir, "shop").rollback(batch)
         except mp.errors.InvalidUse as error:
             assert "within reach" in str(error)
             with pytest.raises(mp.errors.InvalidUse, match=r"expected one from \d+ to \d+\. App\(keep=\)"):
-                mp.open(mine.state_dir, "shop").rollback(batch)
+                mp.admin(mine.state_dir, "shop").rollback(batch)
             refused.append(batch)
             continue
         assert totals(mine) == expected
@@ -309,14 +310,15 @@ def test_rolled_back_records_stay_until_the_sinks_have_gone_back(tmp_path: Path,
     run(app)
     before = delivered(tmp_path)
     opened = mp.open(app.state_dir, "shop")
-    opened.rollback(3)
+    admin = mp.admin(app.state_dir, "shop")
+    admin.rollback(3)
     for _ in range(3):
-        opened.compact(keep=keep)
+        admin.compact(keep=keep)
     whole(app, 12)
     assert delivered(tmp_path) == before
     for _ in range(3):
-        opened.compact(keep=keep)
-    assert opened.newest is not None and opened.verify().records <= keep + 3
+        admin.compact(keep=keep)
+    assert opened.newest is not None and admin.verify().records <= keep + 3
     whole(app, 12)
     assert delivered(tmp_path) == before
 
@@ -380,7 +382,7 @@ def test_position_files_that_kept_records_name_stay(
         shutil.copytree(tmp_path / "in", place / "in")
         mine = shop(place, compact_every=3, keep=keep)
         try:
-            mp.open(mine.state_dir, "shop").rollback(batch)
+            mp.admin(mine.state_dir, "shop").rollback(batch)
         except mp.errors.InvalidUse:
             continue
         whole(mine, FILES)
@@ -402,7 +404,7 @@ def test_more_than_500_source_files_and_a_rollback(tmp_path: Path) -> None:
         read += amount
         driver.batch(Limit(1 << 30, 1 << 40))
     driver.release()
-    mp.open(app.state_dir, "shop").rollback(newest_commit(app, rows=530))
+    mp.admin(app.state_dir, "shop").rollback(newest_commit(app, rows=530))
     more(read, read + 510)
     read += 510
     driver = driver_of(app)

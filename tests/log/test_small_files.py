@@ -115,7 +115,7 @@ def test_a_missing_record_keeps_orphans_from_being_removed(pruned: mp.App, tmp_p
     gone.unlink()
     before = files(tmp_path / "state")
     assert not pruned.verify().ok
-    said = mp.open(pruned.state_dir, "shop").compact()
+    said = mp.admin(pruned.state_dir, "shop").compact()
     assert "files that nothing needs were not removed" in said
     assert before.items() <= files(tmp_path / "state").items()
     gone.write_bytes(data)
@@ -243,21 +243,21 @@ def flips(folder: Path, kind: Any) -> Iterator[tuple[Path, int]]:
 
 @pytest.mark.parametrize("kind", FILE_KINDS, ids=lambda kind: kind.name)
 def test_verify_sees_a_flipped_bit_in_every_kind_of_file(everything: mp.App, tmp_path: Path, kind: Any) -> None:
-    opened = mp.open(everything.state_dir, "shop")
-    assert opened.verify().ok, opened.verify().damaged
+    admin = mp.admin(everything.state_dir, "shop")
+    assert admin.verify().ok, admin.verify().damaged
     if kind.name == "savepoint":  # not the app's own; `restore` reads all of it
         return
     seen = 0
     for file, at in flips(tmp_path / "state", kind):
         whole = flip(file, at, at % 8)
-        damaged = opened.verify().damaged
+        damaged = admin.verify().damaged
         if kind.checksum == "task":  # it is of a batch that never was, and no reader of the log looks at it
             assert damaged == []
         else:
             assert any(file.name in text for text in damaged), (file, at, damaged)
         file.write_bytes(whole)
         seen += 1
-    assert seen and opened.verify().ok
+    assert seen and admin.verify().ok
 
 
 @pytest.mark.parametrize("kind", FILE_KINDS, ids=lambda kind: kind.name)
@@ -286,7 +286,7 @@ def test_a_driver_and_a_restore_believe_no_flipped_bit(everything: mp.App, tmp_p
 
 
 def test_verify_says_what_it_has_checked(everything: mp.App, tmp_path: Path) -> None:
-    verdict = mp.open(everything.state_dir, "shop").verify()
+    verdict = mp.admin(everything.state_dir, "shop").verify()
     assert set(verdict.kinds) == {kind.name for kind in FILE_KINDS} - {"savepoint", "exchange file"}
     assert verdict.kinds["record"] == verdict.records
     assert (verdict.kinds["floor"], verdict.kinds["heartbeat"], verdict.kinds["spark file"]) == (1, 1, 1)

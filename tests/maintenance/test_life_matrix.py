@@ -212,14 +212,14 @@ def test_no_action_is_built_on_a_damaged_segment(tmp_path: Path, kept: mp.App, a
     )
     path = next(iter(record.segments["accounts"].values()))[0].path
     flip(tmp_path / "state" / path)
-    opened = mp.open(kept.state_dir, NAME)
+    admin = mp.admin(kept.state_dir, NAME)
     then = newest_of(mp.lowlevel.storage(kept))
     actions: dict[str, Callable[[], Any]] = {
-        "rescale": lambda: opened.rescale(5),
-        "rename": lambda: opened.drop_step("once"),
-        "savepoint": lambda: opened.savepoint(tmp_path / "saved"),
-        "compact": opened.compact,
-        "rollback": lambda: opened.rollback(then.number),
+        "rescale": lambda: admin.rescale(5),
+        "rename": lambda: admin.drop_step("once"),
+        "savepoint": lambda: admin.savepoint(tmp_path / "saved"),
+        "compact": admin.compact,
+        "rollback": lambda: admin.rollback(then.number),
     }
     with pytest.raises(mp.errors.Corrupt, match="is damaged"):
         actions[action]()
@@ -258,7 +258,7 @@ def test_a_compaction_that_dies_half_way_leaves_nothing_behind_for_long() -> Non
                 for number in range(10):
                     driver.send("rows", [{"k": number % 3}])
             driver.restart(lose_replicas=True)
-            assert mp.open(storage.url, "counting").verify().orphans == []  # whoever starts next removes them
+            assert mp.admin(storage.url, "counting").verify().orphans == []  # whoever starts next removes them
         driver.send("rows", [{"k": 0}])
         sent = driver.output("out")
         assert sum(value["n"] for _, value in driver.state("n").items()) == len(sent)

@@ -140,7 +140,7 @@ def test_a_rollback_without_the_program_lets_its_sinks_go_back_when_it_starts(pl
     app = shop(place)
     run(app)
     windows = held(place / "windows-shop")
-    said = mp.open(str(place / "state"), "shop").rollback(2)
+    said = mp.admin(str(place / "state"), "shop").rollback(2)
     assert "out, windows go back when the program next starts, if they can" in said
     other = mp.App("shop", str(place / "state"), local_dir=str(place / "local"))
     other.stream("rows", mp.sources.files(place / "in"), timestamp="at").key_by("k").deduplicate("once").to(
@@ -220,12 +220,12 @@ def test_rescale_from_outside_says_what_it_would_do_and_does_it(place: Path) -> 
     app = shop(place, partitions=None)
     run(app)
     then = totals(app)
-    opened = mp.open(app.state_dir, "shop")
+    admin = mp.admin(app.state_dir, "shop")
     before = kept(app).newest()
     assert before is not None
-    assert opened.rescale(7, dry_run=True).startswith(f"{before.partitions} to 7 partitions")
+    assert admin.rescale(7, dry_run=True).startswith(f"{before.partitions} to 7 partitions")
     assert kept(app).newest() == before
-    opened.rescale(7)
+    admin.rescale(7)
     newest = kept(app).newest()
     assert newest is not None and newest.partitions == 7
     assert totals(app) == then
@@ -253,7 +253,7 @@ def test_a_step_that_the_program_uses_is_not_dropped(place: Path) -> None:
     with pytest.raises(mp.errors.InvalidUse, match="'total', as that of step 'sum', which has renamed_from='total'"):
         shop_without_windows(place, renamed_from="total").drop_step("total")
     assert totals(app) == then and kept(app).newest() == newest
-    mp.open(app.state_dir, "shop").drop_step("total")  # it does not read the program
+    mp.admin(app.state_dir, "shop").drop_step("total")  # it does not read the program
     assert kept(app).newest() != newest
 
 

@@ -89,12 +89,13 @@ def test_the_longest_names_work_everywhere(tmp_path: Path, long: str, format: An
     assert sum(not path.name.startswith("_") for path in (tmp_path / "out").iterdir()) == 6
     assert list_apps(open_storage(app.state_dir)) == [name("a")]
     opened = mp.open(app.state_dir, name("a"))
+    admin = mp.admin(app.state_dir, name("a"))
     assert dict(opened.state(name("t")).items()) == {"x": 3, "y": 5}
-    assert opened.verify().ok
+    assert admin.verify().ok
     assert rebuild(app, name("t"), switch=True) == []
-    opened.compact()
-    opened.rescale(3)
-    opened.savepoint(tmp_path / "saved")
+    admin.compact()
+    admin.rescale(3)
+    admin.savepoint(tmp_path / "saved")
     again = mp.App(name("r"), str(tmp_path / "other"), local_dir=str(tmp_path / "local"))
     again.restore(tmp_path / "saved")
     assert dict(mp.open(str(tmp_path / "other"), name("r")).state(name("t")).items()) == {"x": 3, "y": 5}

@@ -75,7 +75,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         pass
     first.release()
     first.close()
-    mp.open(str(tmp_path / "state"), "shared").compact()
+    mp.admin(str(tmp_path / "state"), "shared").compact()
     close_below(str(tmp_path))
     yield tmp_path
     close_below(str(tmp_path))

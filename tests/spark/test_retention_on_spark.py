@@ -37,16 +37,17 @@ def test_a_batch_of_a_streaming_dataframe_can_be_gone_back_to_after_a_rollback(
     feed(tmp_path, *range(5))
     program(spark, tmp_path).run(until="caught-up", spark=spark)
     opened = mp.open(str(tmp_path / "state"), "sums")
-    opened.rollback(2)
+    admin = mp.admin(str(tmp_path / "state"), "sums")
+    admin.rollback(2)
     assert opened.newest is not None
     after = opened.newest.number  # it names checkpoint files that batch 2 wrote
     feed(tmp_path, *range(5, 9))
     program(spark, tmp_path).run(until="caught-up", spark=spark)
-    assert opened.verify().damaged == []
+    assert admin.verify().damaged == []
     assert opened.state("sum").get("a") == 9
-    opened.rollback(after)
+    admin.rollback(after)
     assert opened.state("sum").get("a") == 2
     shutil.rmtree(tmp_path / "local")
     program(spark, tmp_path).run(until="caught-up", spark=spark)
-    assert opened.verify().damaged == []
+    assert admin.verify().damaged == []
     assert opened.state("sum").get("a") == 9

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from millpond import lowlevel
-from millpond.admin import ReadOnlyApp
+from millpond.admin import Admin
 from millpond.app import App
-from millpond.cli.app_option import AppName, StateDir, open_chosen
-from millpond.cli.load_program import load_or_open
+from millpond.cli.app_option import AppName, StateDir, administer_chosen
+from millpond.cli.load_program import load_or_administer
 from millpond.cli.progress_bar import progress_bar
 from millpond.errors import InvalidUse
 from millpond.maintenance.savepoint import read_savepoint
@@ -32,7 +32,7 @@ def rescale(
     force: Force = False,
 ) -> None:
     """Move the state of an app to another number of partitions. The app must be stopped."""
-    found = open_chosen(state_dir, app)
+    found = administer_chosen(state_dir, app)
     with progress_bar("rescale") as progress:
         said = found.rescale(partitions, dry_run=dry_run, progress=progress, force=force)
     _report(found, "would rescale" if dry_run else "rescaled", said)
@@ -55,7 +55,7 @@ def rollback(
     Sinks that can do so void what was delivered later. Without --program this happens when the program next starts;
     with it, at once, and the program determines where the state is.
     """
-    with load_or_open(program, state_dir, app) as found:
+    with load_or_administer(program, state_dir, app) as found:
         would = found.rollback(batch, dry_run=True, force=force)  # raises before the question if it is impossible
         if dry_run:
             return _report(found, "would go", would)
@@ -80,7 +80,7 @@ def compact(
 
     Without --keep, no history is removed.
     """
-    found = open_chosen(state_dir, app)
+    found = administer_chosen(state_dir, app)
     past = None if keep is None else int(keep) if keep.isdigit() else keep
     with progress_bar("compact") as progress:
         said = found.compact(past, dry_run=dry_run, progress=progress, force=force)
@@ -99,7 +99,7 @@ def drop_step(
 
     The program is not read: the state of a step that is still in it is deleted, too.
     """
-    found = open_chosen(state_dir, app)
+    found = administer_chosen(state_dir, app)
     said = found.drop_step(step, dry_run=True, force=force)
     if dry_run:
         return _report(found, "would drop", said)
@@ -118,7 +118,7 @@ def savepoint(
     dry_run: DryRun = False,
 ) -> None:
     """Write a self-contained copy of the state of an app. The app may be running."""
-    found = open_chosen(state_dir, app)
+    found = administer_chosen(state_dir, app)
     with progress_bar("savepoint") as progress:
         said = found.savepoint(path, batch, dry_run=dry_run, progress=progress)
     _report(found, "would save" if dry_run else "saved", f"{said}, in {open_storage(path).url}")
@@ -146,7 +146,7 @@ def restore(
     _report(found, "would restore" if dry_run else "restored", said)
 
 
-def _report(app: App | ReadOnlyApp, what: str, said: str) -> None:
+def _report(app: App | Admin, what: str, said: str) -> None:
     typer.echo(f"app {app.name!r} in {lowlevel.storage(app).url}: {what}: {said}")
 
 

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
-from millpond.admin import ReadOnlyApp
-from millpond.admin import open as open_app
+from millpond.admin import Admin
+from millpond.admin import admin as administer
 from millpond.errors import InvalidUse
 from millpond.log.apps import list_apps
+from millpond.reader import ReadOnlyApp
+from millpond.reader import open as open_app
 from millpond.storage import open_storage
 
 StateDir = Annotated[str, typer.Option("--state-dir", help="The app's state_dir: a path or an object-store URL.")]
@@ -19,6 +21,11 @@ AppName = Annotated[str | None, typer.Option("--app", help="The name of the app;
 def open_chosen(state_dir: str, app: str | None) -> ReadOnlyApp:
     """Open the chosen app, read-only; the error says which apps there are."""
     return open_app(state_dir, chosen_name(state_dir, app))
+
+
+def administer_chosen(state_dir: str, app: str | None) -> Admin:
+    """Return what can be done to the state of the chosen app; the error says which apps there are."""
+    return administer(state_dir, chosen_name(state_dir, app))
 
 
 def chosen_name(state_dir: str, app: str | None) -> str:

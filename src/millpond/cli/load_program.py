@@ -10,10 +10,11 @@ import traceback
 from collections.abc import Iterator
 from types import CodeType, ModuleType
 
-from millpond.admin import ReadOnlyApp
+from millpond.admin import Admin
 from millpond.app import App
-from millpond.cli.app_option import open_chosen
+from millpond.cli.app_option import administer_chosen, open_chosen
 from millpond.errors import InvalidUse, MillpondError
+from millpond.reader import ReadOnlyApp
 
 
 @contextlib.contextmanager
@@ -54,6 +55,22 @@ def load_or_open(program: str | None, state_dir: str, app: str | None) -> Iterat
     if program is None:
         yield open_chosen(state_dir, app)
         return
+    with _load_named(program, app) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def load_or_administer(program: str | None, state_dir: str, app: str | None) -> Iterator[App | Admin]:
+    """Do the same for a command that changes the state."""
+    if program is None:
+        yield administer_chosen(state_dir, app)
+        return
+    with _load_named(program, app) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def _load_named(program: str, app: str | None) -> Iterator[App]:
     with load_app(program, "--program") as found:
         if app not in (None, found.name):
             raise InvalidUse(f"{program}: expected app {app!r}, as --app says, but it is {found.name!r}")

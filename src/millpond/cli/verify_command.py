@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from millpond import lowlevel
-from millpond.cli.app_option import AppName, StateDir, open_chosen
+from millpond.cli.app_option import AppName, StateDir, administer_chosen
 from millpond.cli.output import OutputFormat, Printed, format_bytes, print_json, print_note
 
 
@@ -15,7 +15,7 @@ def verify(state_dir: StateDir = "state", app: AppName = None, format: Printed =
     Prints how many files of each kind were checked. If a file is damaged or missing, it is listed, and the exit code is
     1. Orphans are files of failed attempts: they do no harm, and the next compaction removes them.
     """
-    found = open_chosen(state_dir, app)
+    found = administer_chosen(state_dir, app)
     verdict = found.verify()
     if format is OutputFormat.json:
         print_json(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
+from millpond.errors import Corrupt, InvalidUse
+from millpond.log.ledger import Ledger
 from millpond.log.paths import is_cut_name, unquote_name
 from millpond.storage import Storage
 
@@ -42,3 +46,10 @@ def _app_name(storage: Storage, folder: str) -> str | None:
         except (msgspec.MsgspecError, KeyError, TypeError):
             continue
     return None
+
+
+def check_app_exists(ledger: Ledger) -> None:
+    """Raise `InvalidUse` if a state directory holds no such app. An app with a damaged ledger exists."""
+    with suppress(Corrupt):  # what reads the record will say so; `verify` reads all others, too
+        if ledger.newest() is None:
+            raise InvalidUse(f"{ledger.storage.url} holds no app {ledger.app!r}: check state_dir and the app's name")

@@ -27,7 +27,12 @@ class RecordLink:
 
 @dataclass(frozen=True)
 class LogPoint:
-    """The record that a replica must have reached, with all that is needed to read the log up to it."""
+    """The record that a replica must have reached, with all that is needed to read the log up to it.
+
+    >>> import millpond as mp
+    >>> def catch_up_with_newest(replica: mp.lowlevel.LogReplica, state_dir: str, name: str):
+    ...     return replica.catch_up(mp.lowlevel.LogPoint.of(mp.open(state_dir, name).newest))
+    """
 
     app: str
     incarnation: str
@@ -41,7 +46,11 @@ class LogPoint:
 
     @classmethod
     def of(cls, record: Record) -> LogPoint:
-        """Return the point of a record; of no other record it knows the segments."""
+        """Return the point of a record; of no other record it knows the segments.
+
+        >>> import millpond as mp
+        >>> def newest_point(): return mp.lowlevel.LogPoint.of(mp.open("state", "orders").newest)
+        """
         return cls(
             record.app,
             record.incarnation,
@@ -59,7 +68,11 @@ class LogPoint:
         return Paths(self.app)
 
     def followed_by(self, record: Record, most: int) -> LogPoint:
-        """Return the point of the record after this one, with the segments of the newest records, at most `most`."""
+        """Return the point of the record after this one, with the segments of the newest records, at most `most`.
+
+        >>> import millpond as mp
+        >>> def next_point(point, record): return point.followed_by(record, most=100)
+        """
         point = LogPoint.of(record)
         numbers = [*self.links, record.number][-most:]
         recent, links = {**self.recent, **point.recent}, {**self.links, **point.links}

@@ -22,7 +22,7 @@ def drop_step_state(app: StoppedApp, step: str, program: Program | None = None, 
         raise InvalidUse(
             f"drop_step: the program of app {app.name!r} uses the state of {step!r}{was}. Remove the step from the "
             f"program first; nothing was changed. To let the step start again without state, call "
-            f"mp.open(state_dir, {app.name!r}).drop_step({step!r}), which does not read the program."
+            f"mp.admin(state_dir, {app.name!r}).drop_step({step!r}), which does not read the program."
         )
     jobs = app.rewriter.plan_jobs(last, last)
     text = f"step {step}: {describe_amount(jobs, step)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from millpond.codec import partition_of
 from millpond.log import checked, segment
 from millpond.log.checked import Pointer
 from millpond.log.reach import within_reach
@@ -13,8 +14,15 @@ from millpond.maintenance.stopped_app import StoppedApp
 from millpond.storage import Storage
 
 
-def changes_in(app: StoppedApp, record: Record, step: str) -> list[Change]:
-    """Return what a record changed in a step's state. A rollback changes back what was changed since its target."""
+def changes_in(app: StoppedApp, record: Record, step: str, partition: int | None = None) -> list[Change]:
+    """Return what a record changed in a step's state, in all partitions or in one.
+
+    A rollback changes back what was changed since its target.
+    """
+    if partition is not None:
+        if record.back is None:
+            return list(_read_segments(app.storage, record.segments.get(step, {}).get(partition, [])))
+        return [c for c in changes_in(app, record, step) if partition_of(c.key, record.partitions) == partition]
     if record.back is None:
         return list(_read_step(app.storage, [record], step))
     ledger = app.ledger

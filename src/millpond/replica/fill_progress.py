@@ -20,9 +20,11 @@ class FillProgress:
     With `report`, the same is written to a file, for the driver.
     """
 
-    def __init__(self, app: str, partition: int, files: Sequence[Pointer], report: RecoveryFile | None = None) -> None:
+    def __init__(
+        self, app: str, partition: int | None, files: Sequence[Pointer], report: RecoveryFile | None = None
+    ) -> None:
         self._report = report
-        self._what = f"{app}: partition {partition}"
+        self._what = f"{app}: all partitions" if partition is None else f"{app}: partition {partition}"
         self._files, self._done = len(files), 0
         self._cells, self._bytes = sum(file.rows for file in files), sum(file.bytes for file in files)
         self._read = self._read_bytes = 0

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import getpass
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from millpond.clock import boot, new_id
 from millpond.log.paths import Paths, quote_name
 from millpond.log.point import LogPoint
 
+_NAME = re.compile(r".+-of-(\d{5,})(?:-since-(\d+))?")
 MOST_TABLE = 200  # bytes of a table's name in the name of its folder, which says more
 
 
@@ -42,6 +44,17 @@ def partition_folder(home: str | None, log_point: LogPoint, partition: int) -> P
 def table_folder(home: str | None, log_point: LogPoint, table: str) -> Path:
     """Return the folder of the replica of a whole table."""
     return _folder(home, log_point, f"table-{quote_name(table, MOST_TABLE)}")
+
+
+def reader_folder(home: str | None, log_point: LogPoint) -> Path:
+    """Return the folder of a reader's replica of the whole app."""
+    return _folder(home, log_point, "reader")
+
+
+def parse_folder(folder: Path) -> tuple[int, int] | None:
+    """Return the number of partitions and the epoch in the name of a replica's folder; None if it is not one."""
+    found = _NAME.fullmatch(folder.name)
+    return None if found is None else (int(found[1]), int(found[2] or 0))
 
 
 def _folder(home: str | None, at: LogPoint, name: str) -> Path:

@@ -267,7 +267,7 @@ def test_nothing_is_rewritten_at_the_start_and_a_key_when_a_row_meets_it(tmp_pat
 def cells(folder: Any, app: str) -> list[tuple[str, str]]:
     """The keys and cells that are alive, as they are stored."""
     again = mp.App(app, str(folder / "again"))
-    mp.open(str(folder / "state"), app).savepoint(folder / "copy")
+    mp.admin(str(folder / "state"), app).savepoint(folder / "copy")
     again.restore(folder / "copy")
     again.rescale(7)  # what is dead does not move along
     again.savepoint(folder / "moved")
@@ -372,8 +372,9 @@ def test_rollback_and_savepoints_know_the_version_of_every_key(tmp_path: Any) ->
         driver.restart(totals(3, {1: value_to_2, 2: value_to_3}))
         driver.send("rows", [("a", 1), ("d", 1)])
     opened = mp.open(place, "totals")
-    opened.savepoint(tmp_path / "saved", batch=number)
-    opened.rollback(number)
+    admin = mp.admin(place, "totals")
+    admin.savepoint(tmp_path / "saved", batch=number)
+    admin.rollback(number)
     moved = mp.App("moved", str(tmp_path / "moved"))
     moved.restore(tmp_path / "saved")
     for state in (opened.state("total"), moved.state("total")):
