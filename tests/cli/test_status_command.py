@@ -67,6 +67,7 @@ def test_it_tells_of_the_newest_batch_the_streams_the_steps_and_the_sinks(millpo
         "sinks": {"totals": {"delivered": last.number - 1, "open": 1}},
         "recent": {"batches": 2, "late": {}, "skipped": {}},
         "log": {"first": 0, "compacted": None, "rewritten": None, "why": None, "trouble": None},
+        "recovering": [],
     }
 
 

@@ -37,7 +37,7 @@ def test_whole_values_are_continued_with_changes(begins: str, own: dict[str, Any
         shutil.copytree(HERE / "state", tmp_path / "state")
     else:
         made.restore(HERE / "savepoint")
-    assert dict(mp.open(tmp_path / "state", "running").state("agg").items()) == expected(BATCHES)
+    assert dict(mp.open(str(tmp_path / "state"), "running").state("agg").items()) == expected(BATCHES)
     for batch in range(BATCHES, BATCHES + MORE):
         feed(tmp_path, range(batch, batch + 1))
         run(made)

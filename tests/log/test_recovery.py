@@ -96,7 +96,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_driver_and_status_say_what_is_rebuilt(tmp_path: Path, rows: list[Any], lines: Lines) -> None:
-    storage, shown = open_storage(str(tmp_path / "state")), []
+    storage = open_storage(str(tmp_path / "state"))
+    shown: list[Any] = []
 
     def wait() -> None:
         """Let the worker pause at its second file, until the driver has said how far it is."""
@@ -125,7 +126,7 @@ def test_the_driver_and_status_say_what_is_rebuilt(tmp_path: Path, rows: list[An
 
 def test_a_task_does_not_fail_because_of_it(tmp_path: Path, rows: list[Any], lines: Lines) -> None:
     storage = Watched(open_storage(str(tmp_path / "state")), lambda: None, refuses=True)
-    driver = start_driver(an_app(tmp_path, rows, "after"), storage)  # type: ignore[arg-type]
+    driver = start_driver(an_app(tmp_path, rows, "after"), storage)
     assert driver.batch(LIMIT)
     driver.release()
     driver.close()
@@ -140,7 +141,7 @@ def test_a_manifest_that_cannot_be_loaded_leaves_no_progress_behind(tmp_path: Pa
             failed.append(True)
             raise Corrupt("the bucket is damaged")
 
-    driver = start_driver(an_app(tmp_path, rows, "after"), Watched(storage, fail))  # type: ignore[arg-type]
+    driver = start_driver(an_app(tmp_path, rows, "after"), Watched(storage, fail))
     assert driver.batch(LIMIT)  # by way of the segments before the compaction
     driver.release()
     driver.close()
@@ -168,8 +169,8 @@ def test_what_dead_workers_left_is_removed_by_the_next_driver(tmp_path: Path, li
     watch = recovery_watch.RecoveryWatch(storage, "shop", "mine", SystemClock())
     watch.report()  # no batch is computed: nothing is read
     assert len(list(storage.list(Paths("shop").recoveries))) == 2
-    with watch.computing(9):
-        watch.report()
+    watch.batch = (9, SystemClock().monotonic())
+    watch.report()
     assert [item.path for item in storage.list(Paths("shop").recoveries)] == [Paths("shop").recovery(4)]
     assert len(lines.found) == 1 and "partition 4 on " in lines.found[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from typing import Any
 
 import pytest
 from local_drivers import start_driver
@@ -117,7 +118,7 @@ def test_a_start_may_come_after_other_arguments(storage):
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
 def test_no_item_is_lost_or_doubled_by_a_crash(storage, step, when):
-    out: dict = {}
+    out: dict[str, list[Any]] = {}
     times = iter([False, True])  # it dies in the second batch
 
     def hook(at, moment):

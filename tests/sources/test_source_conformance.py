@@ -7,6 +7,7 @@ import gzip
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -161,13 +162,16 @@ class TestRows(SourceSuite):
 class Items:
     """A function that a process can load by its name, as pickle needs it: it returns an iterator over some rows."""
 
-    rows: list
+    rows: list[Any]
 
     def __call__(self):
         return iter(self.rows)
 
 
-class SeekableItems(Items):
+@dataclass
+class SeekableItems:
+    rows: list[Any]
+
     def __call__(self, start):
         return iter(self.rows[start:])
 

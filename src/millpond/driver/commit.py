@@ -268,9 +268,10 @@ class Driver:
         while attempt < MOST_BATCH_ATTEMPTS:
             attempt += 1
             try:
-                with self.recovery.computing(self.last.number + 1):
-                    computed = self._attempt(plan)
+                self.recovery.batch = (self.last.number + 1, self.clock.monotonic())
+                computed = self._attempt(plan)
                 if computed is not None:
+                    self.recovery.batch = None
                     if self._patience.attempts:
                         self._patience.end()
                     self._at("compute", "after")

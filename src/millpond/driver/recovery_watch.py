@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from millpond.clock import Clock, elapsed
+from millpond.clock import Clock
 from millpond.errors import MillpondError
 from millpond.log.recovery import Recovery, read_recoveries, remove_old_recoveries
 from millpond.storage import Storage
@@ -22,22 +20,13 @@ class RecoveryWatch:
 
     def __init__(self, storage: Storage, app: str, driver: str, clock: Clock) -> None:
         self._storage, self._app, self._driver, self._clock = storage, app, driver, clock
-        self._batch: tuple[int, float] | None = None  # that is computed, and since when
+        self.batch: tuple[int, float] | None = None  # that is computed, and since when on the monotonic clock
         self._has_removed_old = False
-
-    @contextmanager
-    def computing(self, batch: int) -> Iterator[None]:
-        """Mark the time in which the tasks of a batch run."""
-        self._batch = (batch, elapsed())
-        try:
-            yield
-        finally:
-            self._batch = None
 
     def report(self) -> None:
         """Log what is rebuilt, if anything is. Called every few seconds, from the thread of the heartbeat."""
-        batch = self._batch
-        if batch is None or elapsed() - batch[1] < WATCH_AFTER_SECONDS:
+        batch = self.batch
+        if batch is None or self._clock.monotonic() - batch[1] < WATCH_AFTER_SECONDS:
             return
         try:
             if not self._has_removed_old:
