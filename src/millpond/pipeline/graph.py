@@ -64,12 +64,7 @@ class StatefulStep(Operator):
 
     step: Step
     table: int | None = None  # the node of the table that it looks into; it has no state of its own then
-    tables: tuple[int, ...] = ()  # the nodes of the tables that its function reads besides its own state
-
-    @property
-    def tables_read(self) -> tuple[int, ...]:
-        """The nodes of all tables whose changes come before its rows within a batch."""
-        return self.tables if self.table is None else (self.table, *self.tables)
+    tables: tuple[int, ...] = ()  # the nodes of all tables that it reads; their changes come before its rows in a batch
 
     @property
     def name(self) -> str:
@@ -414,7 +409,7 @@ class Program:
         """For each stage, the tables that its steps read as a whole, sorted."""
         found: dict[int, set[str]] = {}
         for node in self.nodes:
-            for i in node.op.tables_read if isinstance(node.op, StatefulStep) else ():
+            for i in node.op.tables if isinstance(node.op, StatefulStep) else ():
                 table = self.nodes[i].op
                 if isinstance(table, StatefulStep) and table.step.is_everywhere:
                     found.setdefault(self.stages[node.id], set()).add(table.step.name)
@@ -464,7 +459,7 @@ def _stages(app: str, graph: Graph, ordered: list[Node], behind_letters: set[int
             stage_of[node.id] = max((s for i, s in stage_of.items() if i not in behind_letters), default=0)
             continue
         before = max((stage_of[i] for i in node.inputs), default=0)
-        for table in node.op.tables_read if isinstance(node.op, StatefulStep) else ():
+        for table in node.op.tables if isinstance(node.op, StatefulStep) else ():
             before = max(before, _after_table(app, graph, node, table, behind_letters, stage_of))
         stage_of[node.id] = before + 1 if node.op.starts_stage else before
         for i in node.inputs:

@@ -12,7 +12,7 @@ def phases(program: Program) -> list[frozenset[str]]:
     tables come first.
     """
     above = _streams_above(program)
-    tables = {node.id: node.op.tables_read for node in program.nodes if isinstance(node.op, StatefulStep)}
+    tables = {node.id: node.op.tables for node in program.nodes if isinstance(node.op, StatefulStep)}
     feeds: dict[int, frozenset[str]] = {table: above[table] for read in tables.values() for table in read}
     waits: dict[str, set[str]] = {}  # stream → the streams that must be read before it
     for node, read_here in tables.items():

@@ -119,7 +119,9 @@ def add_lookup(graph: g.Graph, node: g.Node, name: str, table: Any, options: Loo
         merge=merge,
     )
     side = graph.add(g.JoinInput(0, name, policy), (node.id,), keyed=node.keyed, on_error=node.on_error)
-    return graph.add(g.StatefulStep(step, table._node.id), (side.id,), keyed=node.keyed, on_error=node.on_error)
+    return graph.add(
+        g.StatefulStep(step, table._node.id, (table._node.id,)), (side.id,), keyed=node.keyed, on_error=node.on_error
+    )
 
 
 def _check_on(where: str, node: g.Node, table: Table, on: Any) -> Any:

@@ -272,7 +272,7 @@ class Router:
                     arrival=context.batch + context.arrivals,
                     previous_detail=event_time.details.get(step.name),
                     count_late=partial(self._count_late, step.name),
-                    tables={self.program.nodes[i].name: self._table_rows(i, tables) for i in node.op.tables_read},
+                    tables={self.program.nodes[i].name: self._table_rows(i, tables) for i in node.op.tables},
                     may_emit_in_parts=node.id in self.program.leading_out,
                 )
                 self._operators[node.id] = self.running[node.id] = step.start(step_context)
