@@ -140,7 +140,9 @@ def test_what_a_function_reads_is_its_own() -> None:
             found["above"], found["spoilt"] = 99, True
         plain = table.get("y")
         assert plain == rule("y", 2)
-        plain["spoilt"] = dict(table.items())["y"]["spoilt"] = True
+        listed = dict(table.items())["y"]
+        assert listed == rule("y", 2)
+        plain["spoilt"] = listed["spoilt"] = True
         return row["id"]
 
     with TestDriver(checked(spoil, "apply", partitions=1)) as driver:
