@@ -14,6 +14,7 @@ from pathlib import Path
 import aggregate
 import apply_batch
 import batch_sizes
+import global_table
 import kafka
 import map_batch
 import python_alone
@@ -32,6 +33,7 @@ SUBJECTS: dict[str, list[Callable[[Bench], None]]] = {
     "windows": [windows.hot_key, windows.against_spark],
     "keys": [running_total.many_keys_against_few],
     "batches": [batch_sizes.small_batches, batch_sizes.large_batches],
+    "replicas-table": [global_table.million_entries],
     "sources": [sources.json_lines, sources.streaming_dataframe],
     "replicas-reads": [read_replica.beside_a_stream],
 }

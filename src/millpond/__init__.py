@@ -39,6 +39,7 @@ from millpond.state_view import Moment, StateView
 from millpond.steps.failure import retry
 from millpond.steps.state.handle import State, StateList, StateMap
 from millpond.steps.state.migration import lazily
+from millpond.steps.state.state_table import StateTable
 from millpond.steps.state.timers import Timer, Timers
 from millpond.steps.state.ttl import ttl
 from millpond.steps.verbs.external import external
@@ -73,6 +74,7 @@ __all__ = [
     "StateChange",
     "StateList",
     "StateMap",
+    "StateTable",
     "StateView",
     "Stream",
     "Table",

@@ -167,7 +167,7 @@ def public_names() -> Iterator[str]:
 
 
 def public_members() -> Iterator[str]:
-    owners: list[type] = [mp.App, mp.Stream, mp.KeyedStream, mp.State, mp.StateList, mp.StateMap]
+    owners: list[type] = [mp.App, mp.Stream, mp.KeyedStream, mp.State, mp.StateList, mp.StateMap, mp.StateTable]
     owners += [mp.JoinedStream, mp.WindowedStream, mp.Timers, mp.Timer]
     owners += [mp.Follower, mp.Commit, mp.CommitState]
     for owner in [*owners, mp.StateView, mp.Moment, mp.lowlevel.Delivery, mp.testing.TestDriver]:

@@ -95,3 +95,56 @@ def test_a_streaming_dataframe_feeds_a_table_before_others_are_read(spark: Spark
     sink = mp.sinks.memory()
     shop(tmp_path, reader.json(str(tmp_path / "updates")), sink).run(until="caught-up", spark=spark)
     assert by_n(sink.rows) == expected(orders(0), [{"sku": sku, "price": 2} for sku in SKUS])
+
+
+CHUNKS, RULES, READINGS = 6, 40, 60
+
+
+class Paced:
+    """Readings, or versions of all rules: with each batch that reads readings, a version of the rules is released.
+
+    `plan` is called in the driver, where the two streams share what was released.
+    """
+
+    released = 1
+
+    def __init__(self, is_rules: bool) -> None:
+        self.is_rules = is_rules
+
+    def plan(self, position: Any, limit: mp.lowlevel.Limit, now: float) -> list[mp.lowlevel.Split]:
+        start = position.get("all", 0)
+        if not self.is_rules:
+            Paced.released = max(Paced.released, start + 2)
+        end = Paced.released if self.is_rules else CHUNKS
+        return [mp.lowlevel.Split("all", start, start + 1)] if start < min(end, CHUNKS) else []
+
+    def read(self, split: mp.lowlevel.Split) -> Any:
+        if self.is_rules:
+            rows = [{"rule": f"r{n}", "version": split.start} for n in range(RULES)]
+        else:
+            rows = [{"n": split.start * READINGS + n, "sensor": f"s{n}"} for n in range(READINGS)]
+        yield mp.lowlevel.Chunk(rows, split.stop)
+
+
+def name_version(reading: dict[str, Any], state: mp.State) -> dict[str, Any]:
+    rules = state.table("rules")
+    versions = {rule["version"] for _, rule in rules.items()} | {rules.get(f"r{reading['n'] % RULES}")["version"]}
+    return {**reading, "versions": sorted(versions), "batch": rules.batch, "worker": os.getpid()}
+
+
+def test_each_output_names_the_rules_that_it_saw_and_all_workers_agree(spark: SparkSession, tmp_path: Path) -> None:
+    app = mp.App("rules", str(tmp_path / "state"), partitions=4, local_dir=str(tmp_path / "local"))
+    rules = app.table("rules", app.stream("changes", Paced(True)).key_by("rule"), everywhere=True)
+    readings = app.stream("readings", Paced(False)).key_by("sensor")
+    readings.apply("check", name_version, tables=[rules]).to("out", mp.sinks.files(tmp_path / "out"))
+    app.run(until="caught-up", spark=spark)
+    found = by_n(held(tmp_path / "out"))
+    assert [row["n"] for row in found] == list(range(CHUNKS * READINGS))
+    assert len({row["worker"] for row in found}) > 1
+    seen: dict[int, set[tuple[int, ...]]] = {}
+    for row in found:
+        seen.setdefault(row["batch"], set()).add(tuple(row["versions"]))
+    assert all(len(versions) == 1 for versions in seen.values()), seen
+    [*versions] = (next(iter(each)) for _, each in sorted(seen.items()))
+    assert len(set(versions)) == len(versions) > 2, "the rules changed with each batch"
+    assert versions == sorted(versions) and all(len(each) == 1 for each in versions)

@@ -2,6 +2,7 @@
 
 values        Codec: any value as JSON with tags
 keys          encode_key, partition_of: canonical bytes of a key, and the partition that owns it
+key_order     sort_key: the natural order of keys, and how the encoded keys of a part of it begin
 tags          tags for the scalars that JSON lacks
 tagging       a value as a tree of JSON and tags
 plain_check   whether many values need no tags

@@ -95,11 +95,9 @@ class Computed:
         ]
 
     def tables_made(self, program: Program) -> dict[str, dict[int, list[Pointer]]]:
-        """Return what the stages so far have changed in tables, for lookups in later stages."""
-        looked_into = {node.op.table for node in program.nodes if isinstance(node.op, StatefulStep)} - {None}
-        names = {
-            op.step.name for i in looked_into if i is not None and isinstance(op := program.nodes[i].op, StatefulStep)
-        }
+        """Return what the stages so far have changed in tables, for the steps of later stages that read them."""
+        nodes = [i for node in program.nodes if isinstance(node.op, StatefulStep) for i in node.op.tables]
+        names = {op.step.name for i in nodes if isinstance(op := program.nodes[i].op, StatefulStep)}
         return {step: parts for step, parts in self.segments.items() if step in names}
 
 

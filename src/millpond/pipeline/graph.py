@@ -19,6 +19,7 @@ from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError, Retry, is_needed_again
 from millpond.steps.kind import Step
 from millpond.steps.operator import Operator, OperatorContext
+from millpond.steps.state.table_rows import RowCache
 from millpond.timing import Duration
 
 
@@ -63,6 +64,7 @@ class StatefulStep(Operator):
 
     step: Step
     table: int | None = None  # the node of the table that it looks into; it has no state of its own then
+    tables: tuple[int, ...] = ()  # the nodes of all tables that it reads; their changes come before its rows in a batch
 
     @property
     def name(self) -> str:
@@ -366,6 +368,14 @@ class Program:
         return {node.id: cache for node in self.nodes if (cache := node.op.make_cache()) is not None}
 
     @cached_property
+    def table_caches(self) -> dict[str, RowCache]:
+        """What this process remembers of tables that are everywhere, by the name of the table.
+
+        It belongs to the program, because the rows may be of classes that came with it.
+        """
+        return {}
+
+    @cached_property
     def codec(self) -> Codec:
         """The codec for the program's types. It may be shared by all tasks of a process."""
         return Codec(self.types)
@@ -396,11 +406,11 @@ class Program:
 
     @cached_property
     def whole_tables(self) -> dict[int, list[str]]:
-        """For each stage, the tables that its lookups need as a whole, sorted."""
+        """For each stage, the tables that its steps read as a whole, sorted."""
         found: dict[int, set[str]] = {}
         for node in self.nodes:
-            if isinstance(node.op, StatefulStep) and node.op.table is not None:
-                table = self.nodes[node.op.table].op
+            for i in node.op.tables if isinstance(node.op, StatefulStep) else ():
+                table = self.nodes[i].op
                 if isinstance(table, StatefulStep) and table.step.is_everywhere:
                     found.setdefault(self.stages[node.id], set()).add(table.step.name)
         return {stage: sorted(tables) for stage, tables in found.items()}
@@ -449,8 +459,8 @@ def _stages(app: str, graph: Graph, ordered: list[Node], behind_letters: set[int
             stage_of[node.id] = max((s for i, s in stage_of.items() if i not in behind_letters), default=0)
             continue
         before = max((stage_of[i] for i in node.inputs), default=0)
-        if isinstance(node.op, StatefulStep) and node.op.table is not None:
-            before = max(before, _after_table(app, graph, node, behind_letters, stage_of))
+        for table in node.op.tables if isinstance(node.op, StatefulStep) else ():
+            before = max(before, _after_table(app, graph, node, table, behind_letters, stage_of))
         stage_of[node.id] = before + 1 if node.op.starts_stage else before
         for i in node.inputs:
             if isinstance(graph.nodes[i].op, JoinInput):  # one input waits for the other
@@ -458,19 +468,20 @@ def _stages(app: str, graph: Graph, ordered: list[Node], behind_letters: set[int
     return stage_of
 
 
-def _after_table(app: str, graph: Graph, node: Node, behind_letters: set[int], stage_of: dict[int, int]) -> int:
-    """Return the first stage in which a lookup meets all changes that the batch makes to its table."""
-    lookup = node.op
-    assert isinstance(lookup, StatefulStep) and lookup.table is not None
-    table = graph.nodes[lookup.table].op
-    assert isinstance(table, StatefulStep)
+def _after_table(
+    app: str, graph: Graph, node: Node, table_node: int, behind_letters: set[int], stage_of: dict[int, int]
+) -> int:
+    """Return the first stage in which a step meets all changes that the batch makes to a table that it reads."""
+    reader, table = node.op, graph.nodes[table_node].op
+    assert isinstance(reader, StatefulStep) and isinstance(table, StatefulStep)
     is_behind = node.id in behind_letters
-    if lookup.table in behind_letters and not is_behind:
+    if table_node in behind_letters and not is_behind:
         raise InvalidUse(
-            f"app {app!r}: lookup({lookup.step.name!r}) looks into table {table.step.name!r}, which is made of dead "
-            "letters; letters come after all else in a batch, so only what stands behind app.dead_letters may do that"
+            f"app {app!r}: {reader.step.kind}({reader.step.name!r}) looks into table {table.step.name!r}, which is "
+            "made of dead letters; letters come after all else in a batch, so only what stands behind "
+            "app.dead_letters may do that"
         )
-    after = stage_of[lookup.table] + (1 if table.step.is_everywhere else 0)
+    after = stage_of[table_node] + (1 if table.step.is_everywhere else 0)
     if is_behind:  # a letter may come when the steps of its stage have ended
         letters = [stage_of[node.id] for node in graph.nodes if isinstance(node.op, DeadLetters)]
         return max(after, *(stage + 1 for stage in letters))

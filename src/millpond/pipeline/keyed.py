@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
@@ -15,7 +15,7 @@ from millpond.pipeline.event_time import check_aggregations, check_has_times
 from millpond.pipeline.retractions import with_retractions
 from millpond.pipeline.state_options import StateOptions, StepSettings, step_settings
 from millpond.pipeline.stream import Frame, On, Out, R, Stream, async_operator, batch_operator
-from millpond.pipeline.table import LookupOptions, Table, add_lookup
+from millpond.pipeline.table import LookupOptions, Table, add_lookup, check_tables
 from millpond.pipeline.windowed import GivenWindow, K, WindowedStream, check_window
 from millpond.rows.fields import FieldReader
 from millpond.rows.frame_kinds import frame_kind
@@ -192,6 +192,8 @@ class KeyedStream(Stream[R], Generic[K, R]):
         self,
         name: str,
         f: Callable[[R, State], Out | None],
+        *,
+        tables: Sequence[Table] = (),
         **how: Unpack[StateOptions],
     ) -> KeyedStream[K, Out]:
         """Call `f(row, state)` for every row; it returns an output, or `None` for none.
@@ -199,6 +201,9 @@ class KeyedStream(Stream[R], Generic[K, R]):
         `state` is a `State`: named values, lists and maps of the key. If `f` raises, what it wrote is undone. With a
         `ttl` each value, list and element of a map expires on its own: a duration after it was last written, or as
         `mp.ttl(…)` says.
+
+        `tables` are tables with `everywhere=True` that `f` reads by `state.table(name)`, which is a `StateTable`. All
+        changes that a batch makes to them come before its rows.
 
         >>> import millpond as mp
         >>> app = mp.App("readings")
@@ -215,7 +220,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         [{'sensor': 'a', 'from': 21, 'to': 45}]
         """
         check_step_function(f, "apply", name, "row", "state")
-        return self._add_step(ApplyStep(f=f, **self._settings("apply", name, how)))
+        return self._add_step(ApplyStep(f=f, **self._settings("apply", name, how)), tables)
 
     def apply_batch(
         self,
@@ -285,6 +290,8 @@ class KeyedStream(Stream[R], Generic[K, R]):
         self,
         name: str,
         f: Callable[[R, State], Iterable[Out] | None],
+        *,
+        tables: Sequence[Table] = (),
         **how: Unpack[StateOptions],
     ) -> KeyedStream[K, Out]:
         """Call `f(row, state)` for every row; it returns any number of outputs, as a list or another iterable.
@@ -308,12 +315,14 @@ class KeyedStream(Stream[R], Generic[K, R]):
         [{'customer': 'ann', 'item': 'tea'}, {'customer': 'ann', 'item': 'pen'}]
         """
         check_step_function(f, "flat_apply", name, "row", "state")
-        return self._add_step(FlatApplyStep(f=f, **self._settings("flat_apply", name, how)))
+        return self._add_step(FlatApplyStep(f=f, **self._settings("flat_apply", name, how)), tables)
 
     def update(
         self,
         name: str,
         f: Callable[[R, State], Any],
+        *,
+        tables: Sequence[Table] = (),
         **how: Unpack[StateOptions],
     ) -> KeyedStream[K, R]:
         """Call `f(row, state)` for every row, which changes the row in place. What it returns is ignored.
@@ -333,12 +342,14 @@ class KeyedStream(Stream[R], Generic[K, R]):
         [{'file': 'a', 'n': 1}, {'file': 'a', 'n': 2}]
         """
         check_step_function(f, "update", name, "row", "state")
-        return self._add_step(UpdateStep(f=f, **self._settings("update", name, how)))
+        return self._add_step(UpdateStep(f=f, **self._settings("update", name, how)), tables)
 
     def stateful_filter(
         self,
         name: str,
         f: Callable[[R, State], Any],
+        *,
+        tables: Sequence[Table] = (),
         **how: Unpack[StateOptions],
     ) -> KeyedStream[K, R]:
         """Let a row pass if `f(row, state)` is true.
@@ -359,7 +370,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         [7, 9]
         """
         check_step_function(f, "stateful_filter", name, "row", "state")
-        return self._add_step(StatefulFilterStep(f=f, **self._settings("stateful_filter", name, how)))
+        return self._add_step(StatefulFilterStep(f=f, **self._settings("stateful_filter", name, how)), tables)
 
     def aggregate(
         self,
@@ -438,6 +449,8 @@ class KeyedStream(Stream[R], Generic[K, R]):
         self,
         name: str,
         processor: Processor | Callable[[], Processor],
+        *,
+        tables: Sequence[Table] = (),
         **how: Unpack[StateOptions],
     ) -> KeyedStream[K, Any]:
         """Call a processor for every row and for every timer that it has set.
@@ -448,6 +461,9 @@ class KeyedStream(Stream[R], Generic[K, R]):
         watermark or the clock has reached it. Both return an output, a list of outputs or `None`, or yield outputs. An
         output of a timer has the time of the timer, or the watermark if the timer goes by the clock. At the end of the
         input every timer of event time fires once.
+
+        `tables` are tables with `everywhere=True` that both methods read by `state.table(name)`, which is a
+        `StateTable`. All changes that a batch makes to them come before its rows and timers.
 
         >>> import millpond as mp
         >>> class Forgotten:
@@ -468,7 +484,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         [{'customer': 'ann', 'forgot': 'tea'}]
         """
         make = processor_factory(processor, f"process({name!r})")
-        return self._add_step(ProcessStep(make=make, **self._settings("process", name, how)))
+        return self._add_step(ProcessStep(make=make, **self._settings("process", name, how)), tables)
 
     def window(
         self,
@@ -640,9 +656,12 @@ class KeyedStream(Stream[R], Generic[K, R]):
     def _settings(self, verb: str, name: str, options: StateOptions) -> StepSettings:
         return step_settings(self._graph, self._node, verb, name, options)
 
-    def _add_step(self, step: Step) -> KeyedStream[K, Any]:
+    def _add_step(self, step: Step, tables: Sequence[Table] = ()) -> KeyedStream[K, Any]:
+        read, before = check_tables(self._graph, f"{step.kind}({step.name!r}, tables)", tables), self._node
+        if read:  # rows wait until the tables have all changes of the batch
+            before = self._same(g.JoinInput(0, step.name, step.on_error))
         node = self._graph.add(
-            g.StatefulStep(step), (self._node.id,), keyed=self._node.keyed, on_error=self._node.on_error
+            g.StatefulStep(step, tables=read), (before.id,), keyed=self._node.keyed, on_error=self._node.on_error
         )
         return KeyedStream(self._graph, node)
 

@@ -12,16 +12,13 @@ def phases(program: Program) -> list[frozenset[str]]:
     tables come first.
     """
     above = _streams_above(program)
-    feeds: dict[int, frozenset[str]] = {
-        node.op.table: above[node.op.table]
-        for node in program.nodes
-        if isinstance(node.op, StatefulStep) and node.op.table is not None
-    }
+    tables = {node.id: node.op.tables for node in program.nodes if isinstance(node.op, StatefulStep)}
+    feeds: dict[int, frozenset[str]] = {table: above[table] for read in tables.values() for table in read}
     waits: dict[str, set[str]] = {}  # stream → the streams that must be read before it
-    for node in program.nodes:
-        if isinstance(node.op, StatefulStep) and node.op.table is not None:
-            for stream in above[node.id]:
-                waits.setdefault(stream, set()).update(feeds[node.op.table] - {stream})
+    for node, read_here in tables.items():
+        for table in read_here:
+            for stream in above[node]:
+                waits.setdefault(stream, set()).update(feeds[table] - {stream})
     left = set().union(*feeds.values())
     found: list[frozenset[str]] = []
     read: frozenset[str] = frozenset()

@@ -60,6 +60,21 @@ def check_table(name: str, everywhere: Any, deleted: Any, ttl: Any) -> TableOpti
     return {"everywhere": everywhere, "deleted": deleted}
 
 
+def check_tables(graph: g.Graph, where: str, tables: Any) -> tuple[int, ...]:
+    """Return the nodes of the tables that a step's function is to read; InvalidUse if it cannot read one of them."""
+    if not isinstance(tables, (list, tuple)):
+        raise InvalidUse(f"{where}: expected a list of tables, as in tables=[rules], got {tables!r}")
+    for table in tables:
+        if not isinstance(table, Table) or table._graph is not graph:
+            raise InvalidUse(f"{where}: expected tables of the same app, made by app.table, got {table!r}")
+        if not table._everywhere:
+            raise InvalidUse(
+                f"{where}: expected tables that every worker has all of, got {table!r}. Make it with everywhere=True, "
+                "or use lookup, which gives each row the table's row of its key."
+            )
+    return tuple(dict.fromkeys(table._node.id for table in tables))
+
+
 class LookupOptions(TypedDict):
     on: Any
     how: Any
@@ -104,7 +119,9 @@ def add_lookup(graph: g.Graph, node: g.Node, name: str, table: Any, options: Loo
         merge=merge,
     )
     side = graph.add(g.JoinInput(0, name, policy), (node.id,), keyed=node.keyed, on_error=node.on_error)
-    return graph.add(g.StatefulStep(step, table._node.id), (side.id,), keyed=node.keyed, on_error=node.on_error)
+    return graph.add(
+        g.StatefulStep(step, table._node.id, (table._node.id,)), (side.id,), keyed=node.keyed, on_error=node.on_error
+    )
 
 
 def _check_on(where: str, node: g.Node, table: Table, on: Any) -> Any:

@@ -54,6 +54,11 @@ def store_prefix(key: bytes, cell: bytes = b"") -> bytes:
     return _fit(key, KEY_ROOM) + b"\x00" + cell[:_KEPT]
 
 
+def store_beginning(beginning: bytes) -> bytes:
+    """Return the common prefix of the store keys of all keys that begin so; others may have the same prefix."""
+    return beginning[:_KEPT]
+
+
 def pack_cell(
     at: bytes, key: bytes, cell: bytes, value: bytes, due: int | None = None, wall: int | None = None
 ) -> bytes:

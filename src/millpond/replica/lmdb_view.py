@@ -20,6 +20,7 @@ from millpond.replica.cell_format import (
     read_cell,
     single_store_keys,
     split_time_entry,
+    store_beginning,
     store_key,
     store_prefix,
     time_entry,
@@ -169,6 +170,23 @@ class LmdbView:
 
     def scan(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[tuple[bytes, bytes, bytes]]:
         return ((entry.key, entry.cell, entry.value) for entry in self.entries(step, key, cell))
+
+    @_iterates
+    def scan_keys(self, step: str, beginning: bytes) -> Iterator[tuple[bytes, bytes]]:
+        database = self._databases.get(step)
+        if database is None:
+            return
+        start = store_beginning(beginning)
+        cursor = self._txn.cursor(db=database)
+        if not cursor.set_range(start):
+            return
+        for at, data in cursor:
+            if not at.startswith(start):
+                return
+            value = unpack_cell(at, data)
+            key, cell = cell_address(at, data)
+            if not cell and key.startswith(beginning):
+                yield key, value
 
     @_iterates
     def range(self, step: str, key: bytes, first: bytes, last: bytes) -> Iterator[Entry]:

@@ -64,6 +64,13 @@ class View(Protocol):
         """Return key, cell and value of the same cells."""
         ...
 
+    def scan_keys(self, step: str, beginning: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Return the keys that begin with these bytes and have an unnamed cell, each with the value of that cell.
+
+        They come in no certain order.
+        """
+        ...
+
     def range(self, step: str, key: bytes, first: bytes, last: bytes) -> Iterator[Entry]:
         """Return the cells of a key from the first to the last, both included, in order. None may have a long name."""
         ...

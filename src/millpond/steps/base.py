@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from millpond.codec import Codec
@@ -13,6 +13,7 @@ from millpond.log.segment import Change
 from millpond.replica import View
 from millpond.rows.rows import Rows
 from millpond.steps.failure import Failures
+from millpond.steps.state.table_rows import TableRows
 from millpond.timing import Time, Unit, as_user
 
 
@@ -39,10 +40,6 @@ class BatchTime:
         return None if at is None or unit is None else as_user(at, unit)
 
 
-TableReader = Callable[[Sequence[bytes]], list[bytes | None]]
-"""Takes encoded keys and returns the encoded row of each in a table, None where it has none."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepContext:
     """What a step is given for one batch of one partition."""
@@ -54,7 +51,7 @@ class StepContext:
     arrival: int  # the batch's number among all that the state has seen: orders and names what it adds to the state
     previous_detail: dict[str, Any] | None = None  # the step's detail in the record that the batch builds on
     count_late: Callable[[int], None] = lambda count: None
-    read_table: TableReader | None = None  # of the table that a lookup reads
+    tables: Mapping[str, TableRows] = field(default_factory=dict)  # those that the step reads, by name
     may_emit_in_parts: bool = False  # all consumers of the step's outputs take them in parts
 
 

@@ -135,7 +135,7 @@ class KeyedTask:
             raise Incomplete(f"replica at record {view.position}, batch {context.batch} builds on {base}")
         router = Router(self.program, context, self.stage, tools.clock, headers, self.partition)
         read_given = partial(read_given_state, storage, self.partition, context.log.partitions)
-        router.run(view, partial(tables.reader, view), read_given, arrived)
+        router.run(view, partial(tables.rows, view), read_given, arrived)
         changed = {step: changes for step, changes in router.changes.items() if changes}
         due = _next_due(router, view, changed)  # the view is not read after this: nothing below is of a failed attempt
         segments, attempt = {}, Attempt(context.batch, context.driver, new_id())

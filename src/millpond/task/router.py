@@ -20,10 +20,11 @@ from millpond.replica import View
 from millpond.rows.rows import Rows, Times
 from millpond.rows.wire import Blob, unpack_in_order
 from millpond.sources.base import Chunk
-from millpond.steps.base import Running, StepContext, TableReader
+from millpond.steps.base import Running, StepContext
 from millpond.steps.failure import Failures, Stop, any_copy, unreadable_state
 from millpond.steps.operator import OperatorContext, RunningOperator
 from millpond.steps.state.lazy_migration import UNMARKED
+from millpond.steps.state.table_rows import PartitionRows, RowDecoder, TableRows
 from millpond.steps.verbs.key_by import KeyBy, assign_keys
 from millpond.steps.verbs.late_split import LateSplit
 from millpond.task.changelog import Changelog, ReadGiven
@@ -242,13 +243,13 @@ class Router:
     def run(
         self,
         view: View,
-        tables: Callable[[str], TableReader],
+        tables: Callable[[str], TableRows],
         read_given: ReadGiven,
         arrived: Mapping[int, Sequence[Blob]],
     ) -> None:
         """Run the steps of this stage over the rows that arrived at each exchange, and let them do what is due.
 
-        `tables(step)` returns the reader of a table that a task of an earlier stage has changed. `read_given` returns
+        `tables(step)` returns the rows of a table that a task of an earlier stage has changed. `read_given` returns
         the state that the readers of a stream of changes have been given.
         """
         self._begin(view, tables)
@@ -257,7 +258,7 @@ class Router:
                 self.arrive(exchange, rows)
         self._end(view, read_given)
 
-    def _begin(self, view: View, tables: Callable[[str], TableReader]) -> None:
+    def _begin(self, view: View, tables: Callable[[str], TableRows]) -> None:
         """Start the steps of this stage."""
         context, event_time = self.context, self.context.event_time
         for node in self.program.nodes:
@@ -271,7 +272,7 @@ class Router:
                     arrival=context.batch + context.arrivals,
                     previous_detail=event_time.details.get(step.name),
                     count_late=partial(self._count_late, step.name),
-                    read_table=None if node.op.table is None else self._table_reader(node.op.table, tables),
+                    tables={self.program.nodes[i].name: self._table_rows(i, tables) for i in node.op.tables},
                     may_emit_in_parts=node.id in self.program.leading_out,
                 )
                 self._operators[node.id] = self.running[node.id] = step.start(step_context)
@@ -280,9 +281,9 @@ class Router:
     def _count_late(self, step: str, count: int) -> None:
         self._late[step] = self._late.get(step, 0) + count
 
-    def _table_reader(self, table: int, tables: Callable[[str], TableReader]) -> TableReader:
-        running = self.running.get(table)
-        return tables(self.program.nodes[table].name) if running is None else running.read_rows
+    def _table_rows(self, table: int, tables: Callable[[str], TableRows]) -> TableRows:
+        name, running = self.program.nodes[table].name, self.running.get(table)
+        return tables(name) if running is None else PartitionRows(RowDecoder(name, self.codec), running.read_rows)
 
     def _end(self, view: View, read_given: ReadGiven) -> None:
         """Let every step do what is due, once all rows have come; in the order in which rows flow."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from millpond.codec.user_types import record_type_of
 from millpond.steps.failure import BadInput
+from millpond.steps.state.table_rows import MISSING
+
+_ABSENT = type(MISSING)
 
 SUFFIX = "_right"
 
@@ -29,6 +34,32 @@ def merge_fields(left: Any, right: Any) -> dict[str, Any]:
             name = f"{name}{SUFFIX}"
         found[name] = value
     return found
+
+
+def merge_flat_rows(lefts: Sequence[Any], entries: Sequence[Any]) -> list[dict[str, Any]] | None:
+    """Return `merge_fields` of many rows with entries of a table; None if some of them are not dicts of scalars.
+
+    Most pairs have the same names in common as the pair before them, with equal values.
+    """
+    if set(map(type, lefts)) != {dict} or not {dict, _ABSENT}.issuperset(map(type, entries)):
+        return None
+    if not {str}.issuperset(map(type, chain.from_iterable(lefts))):
+        return None
+    merged: list[dict[str, Any]] = []
+    common: tuple[str, ...] = ()
+    for left, right in zip(lefts, entries, strict=True):
+        if right is MISSING:
+            merged.append(left.copy())
+            continue
+        both = {**left, **right}
+        shared = len(left) + len(right) - len(both)
+        if shared:
+            if shared != len(common) or any(name not in left or name not in right for name in common):
+                common = tuple(name for name in right if name in left)
+            if any(left[name] != right[name] and left[name] is not right[name] for name in common):
+                both = merge_fields(left, right)
+        merged.append(both)
+    return merged
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -11,6 +11,8 @@ from millpond.errors import InvalidUse
 from millpond.steps.state.expiring import ExpiringCells
 from millpond.steps.state.named import cell_for
 from millpond.steps.state.single import is_absent
+from millpond.steps.state.state_table import StateTable
+from millpond.steps.state.table_rows import TableRows, WholeRows
 from millpond.steps.state.ttl import check_ttl
 from millpond.timing import Time
 
@@ -35,10 +37,12 @@ class State:
     {'user': 'ann', 'n': 2, 'pages': ['/a', '/b']}
     """
 
-    __slots__ = ("_cells", "_kinds", "key", "time", "watermark")
+    __slots__ = ("_cells", "_kinds", "_tables", "key", "time", "watermark")
 
-    def __init__(self, cells: ExpiringCells) -> None:
+    def __init__(self, cells: ExpiringCells, tables: Mapping[str, TableRows] | None = None) -> None:
         self._cells = cells
+        found = (tables or {}).items()
+        self._tables = {name: StateTable(rows) for name, rows in found if isinstance(rows, WholeRows)}
         self._kinds: dict[str, str] = {}
         self.key: Any = None
         self.time: Time | None = None
@@ -114,6 +118,20 @@ class State:
         >>> def f(row, state): state.map("per-page")[row["page"]] = 1
         """
         return StateMap(self._cells, self._cell("m", name))
+
+    def table(self, name: str) -> StateTable:
+        """Return a table of the app, to read, by its name. It must be among the `tables=[…]` of the step.
+
+        >>> def f(row, state): return state.table("rules").get(row["kind"])
+        """
+        found = self._tables.get(name)
+        if found is None:
+            known = ", ".join(map(repr, self._tables)) or "none"
+            raise InvalidUse(
+                f"state.table({name!r}): expected one of the tables that the step was given, which are: {known}. Give "
+                "the step tables=[…] with the table itself, as app.table returned it."
+            )
+        return found
 
 
 class StateList:

@@ -97,6 +97,12 @@ class UpgradedView:
     def scan(self, step: str, key: bytes | None = None, cell: bytes = b"") -> Iterator[tuple[bytes, bytes, bytes]]:
         return ((entry.key, entry.cell, entry.value) for entry in self.entries(step, key, cell))
 
+    def scan_keys(self, step: str, beginning: bytes) -> Iterator[tuple[bytes, bytes]]:
+        keys = [key for key, _ in self._view.scan_keys(step, beginning)]
+        for key, value in zip(keys, self.get_many(step, keys), strict=True):
+            if value is not None:
+                yield key, value
+
     def range(self, step: str, key: bytes, first: bytes, last: bytes) -> Iterator[Entry]:
         return (entry for entry in self.entries(step, key) if first <= entry.cell <= last)
 

@@ -84,7 +84,7 @@ class RunningApply(Running):
     def __init__(self, step: ApplyStep, context: StepContext) -> None:
         self._step, self._context = step, context
         self._cells = ExpiringCells(step, context)
-        self._state = State(self._cells)
+        self._state = State(self._cells, context.tables)
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
         found, keys = Outputs(rows), rows.keys

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, ClassVar, Literal, Self
 
-from millpond.codec import Unreadable, copy_value, decode_key, encode_key, encode_keys
+from millpond.codec import encode_key, encode_keys
 from millpond.errors import InvalidUse
 from millpond.log.segment import Change
+from millpond.rows.fields import FieldReader
 from millpond.rows.rows import Rows
 from millpond.steps.base import Running, StepContext
 from millpond.steps.failure import (
@@ -23,15 +25,14 @@ from millpond.steps.failure import (
     OnError,
     is_needed_again,
     own_copy,
-    unreadable_state,
 )
-from millpond.steps.joins.merge import merge_fields
+from millpond.steps.joins.merge import merge_fields, merge_flat_rows
 from millpond.steps.kind import Step, StoredKey
+from millpond.steps.state.table_rows import MISSING as MISSING
+from millpond.steps.state.table_rows import own_row
 
 LookupKey = Callable[[Any], Any]  # a row to the key that it looks up
 Merge = Callable[[Any, Any], Any]
-
-MISSING: Any = object()  # no row of a table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,33 +70,30 @@ class RunningLookup(Running):
         return [self._look_up(rows.as_objects()) for rows in waiting]
 
     def _look_up(self, rows: Rows) -> Rows:
-        step, table = self._step, self._context.read_table
-        assert table is not None
+        step, table = self._step, self._context.tables[self._step.table]
         failed = self._reporter(rows)
-        if self._step.on is None:
+        if step.on is None:
             assert rows.keys is not None
-            distinct, index = rows.keys.encoded, list(rows.keys.index)
+            entries = list(map(table.find(rows.keys.encoded).__getitem__, rows.keys.index))
         else:
-            keys, good = encode_lookup_keys(self._step.on, rows, failed)
+            keys, good = encode_lookup_keys(step.on, rows, failed)
             if len(good) < len(rows):
                 rows = rows.pick(good)
                 failed = self._reporter(rows)
-            place = {key: i for i, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
-            distinct, index = list(place), [-1 if key is None else place[key] for key in keys]
-        found, decode = table(distinct), self._context.codec.decode
-        decoded: dict[int, Any] = {}
+            if None in keys:
+                found = iter(table.find([key for key in keys if key is not None]))
+                entries = [MISSING if key is None else next(found) for key in keys]
+            else:
+                entries = table.find(keys)  # type: ignore[arg-type]
+        if step.merge is None and step.how == "left":
+            data = merge_flat_rows(rows.data, entries)
+            if data is not None:
+                return rows.with_data(data)
+        is_shared = step.merge is None  # no function of the user's is given the entry itself
 
         def right(i: int) -> Any:
-            k = index[i]
-            data = None if k < 0 else found[k]
-            if data is None:
-                return MISSING
-            if k not in decoded:
-                try:
-                    decoded[k] = decode(data)
-                except Unreadable as error:
-                    raise unreadable_state(step.table, error, decode_key(distinct[k])) from error
-            return copy_value(decoded[k])  # the merge function may change it
+            entry = entries[i]
+            return entry if entry is MISSING or (is_shared and type(entry) is dict) else own_row(entry)
 
         return pair_rows(rows, right, step.how, step.merge, step.on_error, failed)
 
@@ -112,8 +110,8 @@ def encode_lookup_keys(on: LookupKey, rows: Rows, failed: Failed) -> tuple[list[
     A key that is None, or has a part that is None, matches no row of any table.
     """
     try:
-        found = [on(row) for row in rows.data]
-        if not any(map(is_null_key, found)):
+        found = _read_keys(on, rows.data)
+        if not _MAYBE_NULL.intersection(map(type, found)) or not any(map(is_null_key, found)):
             return list(encode_keys(found)), list(range(len(rows)))
     except FAULTS:
         pass  # the loop below finds out which row it was, and why
@@ -131,6 +129,18 @@ def encode_lookup_keys(on: LookupKey, rows: Rows, failed: Failed) -> tuple[list[
         except FAULTS as error:
             failed(i, row, without_traceback(error), lambda i=i, row=row: once(i, row))  # type: ignore[misc]
     return keys, good
+
+
+_MAYBE_NULL = frozenset({NoneType, tuple})
+
+
+def _read_keys(on: LookupKey, data: Sequence[Any]) -> list[Any]:
+    if type(on) is FieldReader:
+        try:
+            return [row[on.name] for row in data] if set(map(type, data)) == {dict} else list(map(on, data))
+        except KeyError:
+            pass  # the reader says which fields the row has
+    return list(map(on, data))
 
 
 def is_null_key(key: Any) -> bool:

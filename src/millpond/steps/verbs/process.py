@@ -110,7 +110,7 @@ class RunningProcessor(Running):
                 f"on_row(key, row, state, timers), got {self._processor!r}"
             )
         self._cells = ExpiringCells(step, context)
-        self._state = State(self._cells)
+        self._state = State(self._cells, context.tables)
         self._timers = Timers(self._cells, context, step.name, hasattr(self._processor, "on_timer"))
 
     def run(self, rows: Rows, side: int = 0) -> Rows:
