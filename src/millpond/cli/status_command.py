@@ -25,6 +25,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.manifest import read_manifest
 from millpond.log.paths import Paths, quote_name, unquote_name
 from millpond.log.record import Record, StreamTime
+from millpond.log.standby_drivers import standby_drivers
 from millpond.storage import Storage
 from millpond.timing import as_user
 
@@ -100,6 +101,7 @@ class Status:
     time: datetime
     last_commit: int | None
     running: dict[str, Any] | None
+    standby_drivers: list[dict[str, Any]]
     streams: dict[str, StreamStatus]
     steps: dict[str, StepStatus]
     sinks: dict[str, SinkStatus]
@@ -136,6 +138,7 @@ def status_of(app: ReadOnlyApp) -> Status:
         time=as_datetime(newest.time),
         last_commit=None if commit is None else commit.number,
         running=None if beat is None else {"host": beat.host, "pid": beat.pid, "batch": beat.number},
+        standby_drivers=[{"host": it.host, "pid": it.pid} for it in standby_drivers(storage, app.name, clock)],
         streams=_streams(storage, newest, commit),
         steps=steps,
         sinks=_sinks(ledger, newest),
@@ -248,6 +251,8 @@ def _print(found: Status) -> None:
         if who is None
         else f"process {who['pid']} on {who['host']}, batch {who['batch']}",
     }
+    if found.standby_drivers:
+        lines["standing by"] = ", ".join(f"process {it['pid']} on {it['host']}" for it in found.standby_drivers)
     lines |= _describe_log(found.log)
     console = Console()
     for name, value in lines.items():
