@@ -74,6 +74,11 @@ def beat_of(folder: Path) -> Beat | None:
     return read_beat(open_storage(str(folder / "state")), Paths("totals").heartbeat)
 
 
+def owner_among(running: list[Program], folder: Path) -> Program | None:
+    beat = beat_of(folder)
+    return next((one for one in running if beat is not None and one.pid == beat.pid), None)
+
+
 def shown(folder: Path) -> list[int]:
     """The process ids of the standby drivers that seem to wait."""
     return [beat.pid for beat in standby_drivers(open_storage(str(folder / "state")), "totals", SystemClock())]
@@ -234,10 +239,7 @@ def test_kill_9_of_drivers_again_and_again_with_a_standby_beside_loses_and_doubl
     asleep: list[Program] = []
     for _ in range(ROUNDS):
         feed.arrives()
-        beat = eventually(lambda: beat_of(tmp_path), "a heartbeat")
-        owner = next((one for one in running if one.pid == beat.pid), None)
-        if owner is None:
-            continue
+        owner = eventually(lambda: owner_among(running, tmp_path), "an owner")
         for one in running:
             if one is not owner:
                 one.wait_for("standing by")
@@ -256,9 +258,11 @@ def test_kill_9_of_drivers_again_and_again_with_a_standby_beside_loses_and_doubl
         one.send(signal.SIGCONT)
     feed.add()
     feed.arrives()
-    for one in running:
+    owner = eventually(lambda: owner_among(running, tmp_path), "an owner")
+    for one in sorted(running, key=lambda one: one is owner):  # those that wait first, so that none takes over
+        if one is not owner:
+            one.wait_for("standing by")
         one.send(signal.SIGTERM)
-    for one in running:
         one.succeed()
     feed.is_counted_once()
 

@@ -90,6 +90,8 @@ def run_driver(
                 how = "has stopped" if stop.is_set() else "has caught up"
                 run_log.info("app %r %s: %s, %.1f s", app, how, totals, clock.monotonic() - began)
             return
+        except ClaimRefused as error:
+            raise Fenced(str(error)) from None
         except (StepFailed, Unavailable) as error:
             if attempt == settings.restarts or stop.is_set():
                 raise
