@@ -267,6 +267,38 @@ def test_kill_9_of_drivers_again_and_again_with_a_standby_beside_loses_and_doubl
     feed.is_counted_once()
 
 
+def test_a_state_that_no_other_process_reaches_needs_no_standby_driver() -> None:
+    with pytest.raises(mp.errors.InvalidUse, match="no other process reaches state_dir 'memory://'"):
+        mp.App("orders", "memory://").run(standby=True)
+    with pytest.raises(mp.errors.InvalidUse, match="expected True or False, got 1"):
+        mp.App("orders").run(standby=1)  # type: ignore[arg-type]
+
+
+class Failing:
+    """A storage that is unavailable for some calls, and counts them."""
+
+    def __init__(self, inner: Any, times: int) -> None:
+        self._inner, self.url, self.left = inner, inner.url, times
+
+    def __getattr__(self, name: str) -> Any:
+        if self.left and name in ("get", "list"):
+            self.left -= 1
+            raise mp.errors.Unavailable("the bucket does not answer", retry_after=0.01)
+        return getattr(self._inner, name)
+
+
+def test_a_standby_driver_waits_for_a_storage_that_is_unavailable(start: Start, feed: Feed, tmp_path: Path) -> None:
+    feed.add()
+    first = start("first")
+    feed.arrives()
+    app, stop = standby_totals.make_app(tmp_path), standby_totals.threading.Event()
+    storage = Failing(open_storage(app.state_dir), 3)
+    standby = standby_totals.Standby(mp.lowlevel.program(app), storage, SystemClock(), 2, lambda _: stop.set())
+    assert standby.wait(stop) is None  # it was stopped when it warmed up, after its first observation
+    assert storage.left == 0
+    assert first.process.poll() is None
+
+
 # --- the files ---
 
 
