@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from folders import held, write
-from processes import Program, eventually
+from processes import Program, eventually, workers
+from pyspark.sql import SparkSession
 
 import millpond as mp
 from millpond.clock import SystemClock
 from millpond.log.standby_drivers import standby_drivers
+from millpond.runtimes.spark import SparkRuntime
 from millpond.storage import open_storage
 
 pytestmark = pytest.mark.slow
@@ -62,3 +64,14 @@ def test_kill_9_of_the_owner_with_a_standby_driver_beside_it_loses_nothing_and_d
     for row in rows:
         totals[row["key"]] = totals.get(row["key"], 0) + row["value"]
     assert dict(mp.open(str(tmp_path / "state"), "totals").state("total").items()) == totals
+
+
+def test_python_workers_that_are_kept_warm_are_used_again(spark: SparkSession, tmp_path: Path) -> None:
+    app = mp.App("warm", str(tmp_path / "state"), partitions=2)
+    app.stream("rows", mp.sources.rows([])).key_by("key").aggregate("n", n=mp.count()).to("out", mp.sinks.discard())
+    with SparkRuntime.open(mp.lowlevel.program(app), str(tmp_path / "state"), spark) as runtime:
+        runtime.keep_warm(2)
+        before = set(workers(os.getpid()))
+        runtime.keep_warm(None)
+        assert before & set(workers(os.getpid())), "all workers have ended"
+    assert not (tmp_path / "state").exists(), "nothing is written"

@@ -25,6 +25,8 @@ class WarmTask:
 
     def __call__(self, index: int, items: Iterable[object]) -> Iterator[tuple[int, None]]:
         assert keyed_task and read_task and segment  # imported
+        for _ in items:  # a worker whose task leaves input unread is not used again
+            pass
         self._shipped.program()
         open_storage(self._state_url)
         yield max(0, index - spark_partition(0)), None
