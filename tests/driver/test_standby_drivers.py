@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from processes import Program, eventually, is_asleep
 
 import millpond as mp
 from millpond.clock import ManualClock, SystemClock
+from millpond.driver.standby import Standby
 from millpond.log.heartbeat import Beat, read_beat
 from millpond.log.paths import Paths
 from millpond.log.standby_drivers import LEFT_SECONDS, STALE_SECONDS, StandbyFile, StandbyWatch, standby_drivers
@@ -207,9 +209,9 @@ def test_a_standby_driver_whose_program_does_not_fit_the_state_says_so_while_the
     other = mp.App("totals", str(tmp_path / "state"), partitions=2)
     other.stream("rows", mp.sources.rows([])).key_by("key").aggregate("total", n=mp.count())
     program = mp.lowlevel.program(other)
-    standby = standby_totals.Standby(program, open_storage(other.state_dir), SystemClock())
+    standby = Standby(program, open_storage(other.state_dir), SystemClock())
     with pytest.raises(mp.errors.Incompatible, match="step 'total' is of kind"):
-        standby.wait(standby_totals.threading.Event())
+        standby.wait(threading.Event())
     feed.add()
     feed.arrives()
     assert first.process.poll() is None
@@ -291,9 +293,9 @@ def test_a_standby_driver_waits_for_a_storage_that_is_unavailable(start: Start, 
     feed.add()
     first = start("first")
     feed.arrives()
-    app, stop = standby_totals.make_app(tmp_path), standby_totals.threading.Event()
+    app, stop = standby_totals.make_app(tmp_path), threading.Event()
     storage = Failing(open_storage(app.state_dir), 3)
-    standby = standby_totals.Standby(mp.lowlevel.program(app), storage, SystemClock(), 2, lambda _: stop.set())
+    standby = Standby(mp.lowlevel.program(app), storage, SystemClock(), 2, lambda _: stop.set())
     assert standby.wait(stop) is None  # it was stopped when it warmed up, after its first observation
     assert storage.left == 0
     assert first.process.poll() is None

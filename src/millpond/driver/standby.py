@@ -96,7 +96,7 @@ class Standby:
             if seen.newest is None:
                 raise Fenced(
                     f"app {self._program.app!r} in {self._ledger.storage.url}: the ledger that this standby driver has "
-                    "watched is gone. It has stopped and has written nothing; start it again to begin with an empty state."
+                    "watched is gone. It has stopped and has written nothing; start it again to begin without state."
                 )
         if known is None and seen.newest is not None:
             check_fits(self._program, seen.newest, self._partitions)
