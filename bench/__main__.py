@@ -14,6 +14,7 @@ from pathlib import Path
 import aggregate
 import apply_batch
 import batch_sizes
+import driver_takeover
 import global_table
 import kafka
 import map_batch
@@ -44,11 +45,15 @@ WITH_BROKER: dict[str, list[Callable[[Bench], None]]] = {
     "kafka-latency": [kafka.latency],
     "kafka-source": [kafka.source_against_files],
 }
+# Only when they are asked for: they start drivers in processes of their own, and kill them.
+WITH_PROCESSES: dict[str, list[Callable[[Bench], None]]] = {
+    "replicas-driver": [driver_takeover.against_cold_start],
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python bench", description="The speed of Millpond.")
-    known = SUBJECTS | WITH_BROKER
+    known = SUBJECTS | WITH_BROKER | WITH_PROCESSES
     parser.add_argument("--only", nargs="+", choices=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--quick", action="store_true", help="fewer batches: a check that it runs, not a measurement")
     parser.add_argument("--no-peers", action="store_true", help="Millpond alone, for tuning")

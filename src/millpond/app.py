@@ -17,10 +17,12 @@ from millpond.admin import Admin, AdminVerbs, AppAccess
 from millpond.clock import Clock, SystemClock
 from millpond.codec import user_types
 from millpond.codec.tagging import name_program_module
+from millpond.driver.claims import Claims
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run_driver
 from millpond.driver.planning import with_snapshots
 from millpond.driver.settings import Controls, DriverSettings, Hook
+from millpond.driver.standby import Standby
 from millpond.errors import InvalidUse
 from millpond.log.jobs import ProgressCallback
 from millpond.log.paths import check_name
@@ -330,6 +332,7 @@ class App(AdminVerbs):
         progress: ProgressCallback | None = None,
         take_back: Sequence[str] = (),
         accept: Sequence[str] = (),
+        standby: bool = False,
     ) -> None:
         """Run on Spark until stopped or, with `until="caught-up"`, until all input is read that is there at the start.
 
@@ -342,6 +345,12 @@ class App(AdminVerbs):
         If a target has taken deliveries that the ledger does not contain, because an older copy of `state_dir` was
         restored, the run ends before it changes anything. `take_back` names the sinks whose targets give these
         deliveries up, `accept` those whose targets are left as they are.
+
+        With `standby=True` this is a standby driver: it starts Spark, checks that the program fits the state, and waits
+        for as long as another driver runs the app. It takes over when that one has stopped, when its process is known
+        to be gone, or when it has missed four heartbeats (which come every second while a standby driver waits); one
+        that was only paused is then fenced. If no driver runs the app, it begins at once. Stopped while it waits, it
+        ends without having written a record.
 
         >>> import millpond as mp
         >>> app = mp.App("orders")
@@ -357,10 +366,21 @@ class App(AdminVerbs):
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
             raise InvalidUse(f"run(max_bytes): expected a whole number of 1 or more, got {max_bytes!r}")
         own = {} if max_bytes is None else {"max_bytes": max_bytes}
+        if type(standby) is not bool:
+            raise InvalidUse(f"run(standby): expected True or False, got {standby!r}")
+        if standby and until is not None:
+            raise InvalidUse(
+                f"run(standby): a standby driver runs until it is stopped, got until={until!r}. Leave one of them out."
+            )
+        if standby and self.state_dir.startswith("memory:"):
+            raise InvalidUse(
+                f"run(standby): no other process reaches state_dir {self.state_dir!r}. Choose a folder or an "
+                "object-store URL."
+            )
         if close_at_end and until != "caught-up":
             raise InvalidUse('run(close_at_end): an input that has an end is read with until="caught-up"')
         pace = seconds(every, "run(every)")
-        settings = Settings(until, pace, max_rows, restarts=restarts, close_at_end=close_at_end, **own)
+        settings = Settings(until, pace, max_rows, restarts=restarts, close_at_end=close_at_end, standby=standby, **own)
         for what, names in (("take_back", take_back), ("accept", accept)):
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):
                 raise InvalidUse(f"run({what}): expected a list of names of sinks, got {names!r}")
@@ -388,6 +408,10 @@ class App(AdminVerbs):
         try:
             # A new session installs its own SIGINT handler, to cancel its jobs: ours must come after it.
             with SparkRuntime.open(program, self._shared_storage().url, spark) as runtime, _handle_signals(self._stop):
+                claims, standby = Claims(self._clock), None
+                if settings.standby:
+                    storage = open_storage(runtime.state_url)
+                    standby = Standby(runtime.program, storage, self._clock, self.partitions, runtime.keep_warm)
 
                 def make() -> Driver:
                     runtime.stop_streams()
@@ -405,7 +429,7 @@ class App(AdminVerbs):
                             take_back=take_back,
                             accept=accept,
                         ),
-                        Controls(hook=hook, stop=self._stop, progress=progress),
+                        Controls(hook=hook, stop=self._stop, progress=progress, claims=claims),
                     )
                     try:
                         runtime.start_streams(driver, caught_up=settings.until == "caught-up")
@@ -414,7 +438,7 @@ class App(AdminVerbs):
                         raise
                     return driver
 
-                run_driver(make, settings, self._stop, self._clock)
+                run_driver(make, settings, self._stop, self._clock, claims, standby)
         finally:
             self._running = False
 

@@ -20,6 +20,7 @@ from millpond.log.manifest import read_manifest
 from millpond.log.paths import Paths, quote_name, unquote_name
 from millpond.log.record import Record, StreamTime
 from millpond.log.recovery import Recovery, read_recoveries
+from millpond.log.standby_drivers import standby_drivers
 from millpond.storage import Storage
 from millpond.timing import as_user
 
@@ -95,6 +96,7 @@ class Status:
     time: datetime
     last_commit: int | None
     running: dict[str, Any] | None
+    standby_drivers: list[dict[str, Any]]
     streams: dict[str, StreamStatus]
     steps: dict[str, StepStatus]
     sinks: dict[str, SinkStatus]
@@ -122,6 +124,7 @@ def status_of(storage: Storage, app: str, clock: Clock) -> Status:
         time=as_datetime(newest.time),
         last_commit=None if commit is None else commit.number,
         running=None if beat is None else {"host": beat.host, "pid": beat.pid, "batch": beat.number},
+        standby_drivers=[{"host": it.host, "pid": it.pid} for it in standby_drivers(storage, app, clock)],
         streams=_streams(storage, newest, commit),
         steps=steps,
         sinks=_sinks(ledger, newest),

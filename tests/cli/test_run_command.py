@@ -172,6 +172,12 @@ def test_an_interval_that_is_none_is_an_error(millpond: Millpond) -> None:
     assert "error: run(every): expected a duration such as" in result.stderr
 
 
+def test_a_standby_driver_runs_until_it_is_stopped(millpond: Millpond) -> None:
+    result = millpond("run", write(ONE), "--standby", "--until", "caught-up")
+    assert result.exit_code == 1
+    assert "error: run(standby): a standby driver runs until it is stopped, got until='caught-up'" in result.stderr
+
+
 @pytest.mark.parametrize(
     "options", [["--until", "tomorrow"], ["--max-rows", "0"], ["--max-rows", "many"], ["--restarts", "-1"]]
 )

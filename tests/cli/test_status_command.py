@@ -14,10 +14,11 @@ from click.testing import Result
 
 import millpond as mp
 from cli.samples import order, totals_app
-from millpond.clock import SystemClock
-from millpond.log.heartbeat import Heartbeat
+from millpond.clock import ManualClock, SystemClock
+from millpond.log.heartbeat import FRESH_SECONDS, Heartbeat
 from millpond.log.ledger import Ledger
 from millpond.log.record import Kind, Position, Record
+from millpond.log.standby_drivers import StandbyFile
 from millpond.storage import open_storage
 
 Millpond = Callable[..., Result]
@@ -62,6 +63,7 @@ def test_it_tells_of_the_newest_batch_the_streams_the_steps_and_the_sinks(millpo
         "time": "2023-11-14T22:13:20Z",
         "last_commit": last.number,
         "running": None,
+        "standby_drivers": [],
         "streams": {"orders": {"position": "0: 3", "last_rows": 1, "watermark": None, "lost": 0}},
         "steps": {"total": {"kind": "stateful_map", "segments": len(segments), "bytes": size}},
         "sinks": {"totals": {"delivered": last.number - 1, "open": 1}},
@@ -133,6 +135,20 @@ def test_who_seems_to_run_it_is_told(millpond: Millpond, running: Running) -> No
     Heartbeat(open_storage("state"), "orders", "d1", SystemClock()).beat(7)
     assert status(millpond)["running"] == {"host": socket.gethostname(), "pid": os.getpid(), "batch": 7}
     assert f"process {os.getpid()} on {socket.gethostname()}, batch 7" in millpond("status").stdout
+
+
+def test_standby_drivers_are_shown_for_as_long_as_they_wait(millpond: Millpond, running: Running) -> None:
+    running().send("orders", [order("ann", 3)])
+    assert status(millpond)["standby_drivers"] == [] and "standing by" not in millpond("status").stdout
+    file = StandbyFile(open_storage("state"), "orders", "s1", SystemClock())
+    file.write(7)
+    assert status(millpond)["standby_drivers"] == [{"host": socket.gethostname(), "pid": os.getpid()}]
+    assert f"standing by   process {os.getpid()} on {socket.gethostname()}" in millpond("status").stdout
+    late = ManualClock(start=SystemClock().now() - FRESH_SECONDS)
+    StandbyFile(open_storage("state"), "orders", "s2", late).write(7)  # a process that is gone, on another machine
+    assert len(status(millpond)["standby_drivers"]) == 1
+    file.remove()
+    assert status(millpond)["standby_drivers"] == []
 
 
 def test_a_damaged_record_is_an_error(millpond: Millpond, running: Running) -> None:

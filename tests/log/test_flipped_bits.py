@@ -23,6 +23,7 @@ from millpond.driver.settings import Controls, DriverSettings
 from millpond.errors import InvalidUse, MillpondError
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.paths import FILE_KINDS, SAVEPOINT, file_kind
+from millpond.log.standby_drivers import StandbyFile, standby_drivers
 from millpond.messages import StageResults
 from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.base import Offer
@@ -141,6 +142,7 @@ class Bench:
             self.run(hook=die)
         close_below(str(self.folder / "local"))
         Heartbeat(self.storage, "flipped", "someone", self.clock).beat(7)
+        StandbyFile(self.storage, "flipped", "waiting", self.clock).write(7)
         self.rows += ROWS[FEW:]
         return self.storage.copy()
 
@@ -235,6 +237,17 @@ def heartbeat(bench: Bench) -> None:
         close_below(str(bench.folder))
 
 
+def standby_driver(bench: Bench) -> None:
+    """A damaged file of a standby driver is reported, and shows no standby driver."""
+    path = next(path for path in bench.whole.files if kind_name(path) == "standby driver")  # type: ignore[attr-defined]
+    assert len(standby_drivers(bench.storage, "flipped", bench.clock)) == 1
+    for number, bit in enumerate(bits(bench.whole.files[path], 8)):  # type: ignore[attr-defined]
+        begin_again(bench, number)
+        bench.storage.flip(path, bit)
+        assert standby_drivers(bench.storage, "flipped", bench.clock) == []
+        assert not bench.app().verify().ok
+
+
 def savepoint(bench: Bench) -> None:
     """A damaged savepoint is refused; so is one of whose other files a bit is flipped."""
     saved = FaultyStorage(MemoryStorage())
@@ -309,6 +322,7 @@ CASES: dict[str, Callable[[Bench], None]] = {
         for kind in ("record", "floor", "state segment", "output segment", "position", "manifest")
     },
     "heartbeat": heartbeat,
+    "standby driver": standby_driver,
     "savepoint": savepoint,
     "spark file": spark_file,
     "exchange file": exchange_file,

@@ -74,10 +74,14 @@ def run(
             metavar="SINK", help="Leave the target of this sink as it is, although the ledger does not match it."
         ),
     ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another driver runs the app, and take over when it is gone.")
+    ] = False,
 ) -> None:
     """Run the app in a Python file on Spark. Ctrl-C ends it after the current batch."""
     with load_app(target) as app, _printed_log():
-        print_note(f"running app {app.name!r}; its state is in {lowlevel.storage(app).url}")
+        doing = "starting a standby driver of" if standby else "running"
+        print_note(f"{doing} app {app.name!r}; its state is in {lowlevel.storage(app).url}")
         app.run(
             until="caught-up" if until else None,
             every=every,
@@ -88,4 +92,5 @@ def run(
             progress=progress_bar_if_needed("rewriting state"),
             take_back=take_back or (),
             accept=accept or (),
+            standby=standby,
         )

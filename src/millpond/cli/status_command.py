@@ -32,6 +32,8 @@ def _print(found: Status) -> None:
         if who is None
         else f"process {who['pid']} on {who['host']}, batch {who['batch']}",
     }
+    if found.standby_drivers:
+        lines["standing by"] = ", ".join(f"process {it['pid']} on {it['host']}" for it in found.standby_drivers)
     lines |= _describe_log(found.log)
     console = Console()
     for name, value in [*lines.items(), *(("recovering", each.describe()) for each in found.recovering)]:

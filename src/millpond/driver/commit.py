@@ -46,6 +46,7 @@ from millpond.errors import InvalidUse, Unavailable
 from millpond.log.compaction import CompactionSettings, Compactor
 from millpond.log.compaction_job import merge_partition
 from millpond.log.jobs import JobLost, ProgressCallback
+from millpond.log.ledger import Ledger
 from millpond.log.record import Record
 from millpond.log.rewrite import Rewriter
 from millpond.messages import EventTime, TooManyRows, TooMuch, TooSoon
@@ -127,7 +128,7 @@ class Driver:
         undelivered are delivered. If any of this fails, the threads are stopped and the error is raised.
         """
         settings, controls = settings or DriverSettings(), controls or Controls()
-        owner = Owner.claim(program, storage, clock, settings, runtime.slots)
+        owner = Owner.claim(program, Ledger(storage, program.app, clock), settings, runtime.slots, controls.claims)
         driver = cls(program, runtime, owner, settings, controls)
         try:
             with owner.detect_fencing():

@@ -7,20 +7,22 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from millpond.backoff import Backoff
 from millpond.clock import Clock
+from millpond.driver.claims import Claims
 from millpond.driver.commit import Driver
-from millpond.driver.heartbeat_thread import HeartbeatThread
+from millpond.driver.owner import ClaimRefused
 from millpond.driver.patience import Patience, StoppedWaiting
+from millpond.driver.run_log import run_log
+from millpond.driver.standby import Standby
 from millpond.errors import Fenced, MillpondError, StepFailed, Unavailable
 from millpond.log.record import Record
 from millpond.sources.base import Limit
 
 log = logging.getLogger("millpond")
-run_log = logging.getLogger("millpond.run")
-"""What a person wants to know of a run. `millpond run` prints it."""
 
 RESTARTS = Backoff(first=1.0, longest=60.0)
 LONGEST_PATIENCE = 30.0  # seconds that a run which catches up waits for an incomplete row
@@ -42,6 +44,7 @@ class Settings:
     max_bytes: int = 256 << 20
     restarts: int = 0
     close_at_end: bool = False
+    standby: bool = False
 
 
 @dataclass
@@ -50,8 +53,12 @@ class RunTotals:
 
     rows: int = 0
     batches: int = 0
+    on_commit: Callable[[Record], None] | None = None  # called with the next record
 
     def add(self, record: Record) -> None:
+        if self.on_commit is not None:
+            self.on_commit(record)
+            self.on_commit = None
         self.rows += sum(record.rows.values())
         self.batches += 1
 
@@ -60,16 +67,31 @@ class RunTotals:
         return f"{self.rows:,} {rows} in {self.batches:,} {batches}"
 
 
-def run_driver(make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock) -> None:
-    """Run an app until it ends. A failed run is restarted at most `restarts` times, after growing pauses."""
-    began, totals = clock.monotonic(), RunTotals()
+def run_driver(
+    make: Callable[[], Driver],
+    settings: Settings,
+    stop: threading.Event,
+    clock: Clock,
+    claims: Claims | None = None,
+    standby: Standby | None = None,
+) -> None:
+    """Run an app until it ends. A failed run is restarted at most `restarts` times, after growing pauses.
+
+    `claims` are those of the drivers that `make` starts. With a `standby`, a driver starts when there is no other one.
+    """
+    began, totals, claims = clock.monotonic(), RunTotals(), claims or Claims(clock)
     for attempt in range(settings.restarts + 1):
         try:
-            app = _run_once(make, settings, stop, clock, totals)
+            with claims:
+                starter = partial(_start, make, stop, claims)
+                driver = starter() if standby is None else _take_over(starter, standby, stop, claims, totals)
+                app = None if driver is None else _run_once(driver, settings, stop, clock, totals, claims)
             if app is not None:
                 how = "has stopped" if stop.is_set() else "has caught up"
                 run_log.info("app %r %s: %s, %.1f s", app, how, totals, clock.monotonic() - began)
             return
+        except ClaimRefused as error:
+            raise Fenced(str(error)) from None
         except (StepFailed, Unavailable) as error:
             if attempt == settings.restarts or stop.is_set():
                 raise
@@ -78,34 +100,49 @@ def run_driver(make: Callable[[], Driver], settings: Settings, stop: threading.E
             stop.wait(pause)
 
 
-def _run_once(
-    make: Callable[[], Driver], settings: Settings, stop: threading.Event, clock: Clock, totals: RunTotals
-) -> str | None:
-    """Run a driver until it ends, and return the name of its app; None if it was stopped before it had started."""
-    driver = _start(make, stop)
-    if driver is None:
-        return None
-    with HeartbeatThread(driver.storage, driver.owner, clock, also=driver.recovery.report) as beating:
+def _take_over(
+    start: Callable[[], Driver | None], standby: Standby, stop: threading.Event, claims: Claims, totals: RunTotals
+) -> Driver | None:
+    """Start a driver when the app has no other; None if the app is asked to stop meanwhile."""
+    while True:
+        takeover = standby.wait(stop, claims.drivers)
+        if takeover is None:
+            return None
+        claims.take_over(takeover)
         try:
-            _run_batches(driver, beating.lost, settings, stop, clock, totals)
+            driver = start()
+        except ClaimRefused:  # another standby driver was first: wait for that one
+            continue
+        totals.on_commit = standby.note_commit
+        return driver
+
+
+def _run_once(
+    driver: Driver, settings: Settings, stop: threading.Event, clock: Clock, totals: RunTotals, claims: Claims
+) -> str:
+    """Run a driver until it ends, and return the name of its app."""
+    try:
+        claims.claimed(driver.owner)  # where `make` has not said so
+        claims.call(driver.recovery.report)
+        _run_batches(driver, claims, settings, stop, clock, totals)
+        driver.release()
+        return driver.program.app
+    except Fenced:
+        raise
+    except MillpondError:
+        # What was committed is delivered, and the ledger says so, even though the next batch failed. But no sink
+        # that is unavailable may delay the error.
+        driver.delivery.hurry()
+        with contextlib.suppress(MillpondError):
             driver.release()
-            return driver.program.app
-        except Fenced:
-            raise
-        except MillpondError:
-            # What was committed is delivered, and the ledger says so, even though the next batch failed. But no sink
-            # that is unavailable may delay the error.
-            driver.delivery.hurry()
-            with contextlib.suppress(MillpondError):
-                driver.release()
-            raise
-        finally:
-            driver.close()
+        raise
+    finally:
+        driver.close()
 
 
-def _start(make: Callable[[], Driver], stop: threading.Event) -> Driver | None:
+def _start(make: Callable[[], Driver], stop: threading.Event, claims: Claims) -> Driver | None:
     """Start a driver, and wait for targets that are unavailable; None if the app is asked to stop meanwhile."""
-    patience = Patience("start", stop)
+    patience = Patience("start", stop, claims.check)
     while True:
         try:
             driver = make()
@@ -121,7 +158,7 @@ def _start(make: Callable[[], Driver], stop: threading.Event) -> Driver | None:
 
 def _run_batches(
     driver: Driver,
-    lost: threading.Event,
+    claims: Claims,
     settings: Settings,
     stop: threading.Event,
     clock: Clock,
@@ -130,7 +167,7 @@ def _run_batches(
     limit = Limit(settings.max_rows, settings.max_bytes)
     patience = LONGEST_PATIENCE
     while not stop.is_set():
-        if lost.is_set():  # a driver without anything to write would not notice that another owns the app
+        if claims.is_lost:  # a driver without anything to write would not notice that another owns the app
             driver.owner.check()
         began = clock.monotonic()
         worked = driver.batch(limit)
@@ -151,5 +188,5 @@ def _run_batches(
                 break
         elif sum(driver.last.rows.values()) * 2 < limit.rows or not worked:
             driver.delivery.send_attached()
-            while not stop.is_set() and not lost.is_set() and (left := began + settings.every - clock.monotonic()) > 0:
+            while not stop.is_set() and not claims.is_lost and (left := began + settings.every - clock.monotonic()) > 0:
                 stop.wait(min(left, LOOK_UP))

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from millpond.clock import Clock, new_id
+from millpond.clock import new_id
 from millpond.codec import Codec
 from millpond.driver.backlog import find_backlogs, published_at
-from millpond.driver.schema_change import Adaptation, check_steps, describe_steps, plan_adaptation, step_details
-from millpond.driver.settings import DriverSettings
+from millpond.driver.schema_change import Adaptation, check_fits, describe_steps, step_details
+from millpond.driver.settings import ClaimRules, DriverSettings
 from millpond.driver.targets import Targets
 from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, Fenced, Incompatible
@@ -25,9 +25,12 @@ from millpond.log.rewrite import Rewriter, rewrite_fields
 from millpond.messages import Backlog, BatchContext, EventTime
 from millpond.parcels import read_parcel
 from millpond.pipeline.graph import Program
-from millpond.storage import Storage
 
 SENT_RECORDS = 4  # whose segments are sent with a batch, so that replicas need not read the ledger
+
+
+class ClaimRefused(Fenced):
+    """The rules of a run did not allow a claim: another driver owns the app. Nothing was written."""
 
 
 class Owner:
@@ -49,17 +52,24 @@ class Owner:
 
     @classmethod
     def claim(
-        cls, program: Program, storage: Storage, clock: Clock, settings: DriverSettings, default_partitions: int
+        cls,
+        program: Program,
+        ledger: Ledger,
+        settings: DriverSettings,
+        default_partitions: int,
+        rules: ClaimRules | None = None,
     ) -> Owner:
         """Claim the app, and bring the targets of its sinks in line with the ledger.
 
-        Raises before it has changed anything if the program does not fit the state, or if a target has taken
-        deliveries that the ledger does not contain.
+        Raises before it has changed anything if the program does not fit the state, if a target has taken deliveries
+        that the ledger does not contain, or if `rules` do not allow the claim (`ClaimRefused`).
         """
+        storage = ledger.storage
         check_writable(storage, program.app)
-        ledger = Ledger(storage, program.app, clock)
         owner = cls(program, ledger, Targets(program, ledger, settings.accept, settings.take_back))
-        owner.last = owner._append_claim(settings.partitions, default_partitions)
+        owner.last = owner._append_claim(settings.partitions, default_partitions, rules)
+        if rules is not None:
+            rules.claimed(owner)
         with owner.detect_fencing():
             # Registered first: a copy of the ledger from before a rollback then finds its target ahead, not only empty.
             owner.targets.begin(
@@ -73,14 +83,16 @@ class Owner:
         owner._void = {s: found for s, found in owner.last.void_ranges.items() if s not in program.sinks}
         return owner
 
-    def _append_claim(self, partitions: int | None, default_partitions: int) -> Record:
+    def _append_claim(self, partitions: int | None, default_partitions: int, rules: ClaimRules | None) -> Record:
         while True:
             last = self.ledger.newest()
+            if rules is not None and not rules.may_claim(self.storage, self._program.app, last):
+                raise ClaimRefused(str(self._fenced_error()))
             if last is None:
                 record = self._first_record(partitions or default_partitions)
             else:
                 try:
-                    self._check_fits(last, partitions)
+                    check_fits(self._program, last, partitions)
                     self.targets.check(last)
                     deliveries = self._check_deliveries(last)
                 except Corrupt:
@@ -110,12 +122,6 @@ class Owner:
             deliveries=dict.fromkeys(self._program.sinks, 0),
             **self._signature(),
         )
-
-    def _check_fits(self, last: Record, partitions: int | None) -> None:
-        check_steps(self._program, last)
-        plan_adaptation(
-            self._program, last, partitions
-        )  # raises before anything is claimed, if the state cannot be adapted
 
     def _check_deliveries(self, last: Record) -> dict[str, int]:
         """Return up to which record each sink has its outputs.

@@ -75,6 +75,12 @@ def check_steps(program: Program, last: Record) -> None:
             )
 
 
+def check_fits(program: Program, last: Record, partitions: int | None) -> None:
+    """Raise an error if the program cannot continue with the state at a record. Changes nothing."""
+    check_steps(program, last)
+    plan_adaptation(program, last, partitions)  # raises if the state cannot be adapted
+
+
 def check_streams(program: Program, positions: Collection[str]) -> None:
     """Log a warning if a stream may have been renamed: its rows would be read, and counted, again."""
     gone, new = sorted(set(positions) - set(program.reads)), sorted(set(program.reads) - set(positions))

@@ -1,8 +1,8 @@
 """Files whose bytes are checked when they are read.
 
 A small file carries a checksum of itself: it is a JSON object whose first field is the checksum of all bytes behind it.
-Ledger records, the floor, the heartbeat and `savepoint.json` are written this way. Larger files are immutable and carry
-none: the record or manifest that names such a file does, in a `Pointer`.
+Ledger records, the floor, the heartbeat, the files of standby drivers and `savepoint.json` are written this way. Larger
+files are immutable and carry none: the record or manifest that names such a file does, in a `Pointer`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The heartbeat: a file that says which process seems to run an app, so that maintenance does not begin beside it.
 
 It is no lock. A driver writes it every few seconds, from a thread, for as long as it owns the app; a heartbeat that is
-not fresh is ignored. On the machine that wrote it, a dead process is noticed at once, by its id and its start time: the
-id alone is not enough, because the first process of a container always has the same one.
+not fresh is ignored. Each says when the next one is due: sooner while a standby driver waits (`standby_drivers.py`). On
+the machine that wrote it, a dead process is noticed at once, by its id and its start time: the id alone is not enough,
+because the first process of a container always has the same one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from millpond.storage import Storage
 
 FRESH_SECONDS = 30.0  # an older heartbeat, or one so far in the future, is ignored
 BEAT_SECONDS = 5.0
+WATCHED_BEAT_SECONDS = 1.0  # between beats while a standby driver waits
 _OLD = b'{"driver"'  # how a file of an earlier version begins, without a checksum
 
 
@@ -36,6 +38,18 @@ class Beat(msgspec.Struct):
     number: int
     machine: str = ""  # process ids can be compared within one of these
     started: str = ""  # the start time of the process, as the operating system formats it
+    every: float = BEAT_SECONDS  # seconds after which the next one is due
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process is known to be gone: only if it ran on this machine."""
+        return bool(self.started) and self.machine == _machine() and _start_time(self.pid) != self.started
+
+
+def make_beat(driver: str, time: float, number: int, every: float) -> Beat:
+    """Return a beat of this process."""
+    pid = os.getpid()
+    return Beat(driver, socket.gethostname(), pid, time, number, _machine(), _start_time(pid) or "", every)
 
 
 class Heartbeat:
@@ -44,17 +58,13 @@ class Heartbeat:
     def __init__(self, storage: Storage, app: str, driver: str, clock: Clock) -> None:
         self._storage, self._path, self._driver, self._clock = storage, Paths(app).heartbeat, driver, clock
 
-    def beat(self, number: int) -> None:
-        """Write that the driver runs, and that this is its newest record."""
-        pid = os.getpid()
-        beat = Beat(
-            self._driver, socket.gethostname(), pid, self._clock.now(), number, _machine(), _start_time(pid) or ""
-        )
-        write_checked(self._storage, self._path, beat)
+    def beat(self, number: int, every: float = BEAT_SECONDS) -> None:
+        """Write that the driver runs, that this is its newest record, and when the next beat is due."""
+        write_checked(self._storage, self._path, make_beat(self._driver, self._clock.now(), number, every))
 
     def stop(self) -> None:
         """Remove the heartbeat, unless another driver has written it."""
-        beat = _read_beat(self._storage, self._path)
+        beat = read_beat(self._storage, self._path)
         if beat is not None and beat.driver == self._driver:
             self._storage.delete([self._path])
 
@@ -64,14 +74,14 @@ def seems_running(storage: Storage, app: str, clock: Clock) -> Beat | None:
 
     None if the last heartbeat is not fresh, or if its process is known to be gone.
     """
-    beat = _read_beat(storage, Paths(app).heartbeat)
-    if (
-        beat is None or abs(clock.now() - beat.time) >= FRESH_SECONDS
-    ):  # far in the future: the clock was wrong, and is not now
-        return None
-    if beat.started and beat.machine == _machine() and _start_time(beat.pid) != beat.started:
-        return None
-    return beat
+    beat = read_beat(storage, Paths(app).heartbeat)
+    return beat if beat is not None and is_fresh(beat, clock) else None
+
+
+def is_fresh(beat: Beat, clock: Clock) -> bool:
+    """Return whether a beat is recent by the clocks of both machines, and its process is not known to be gone."""
+    # One that is far in the future was written by a clock that was wrong, and is not now.
+    return abs(clock.now() - beat.time) < FRESH_SECONDS and not beat.is_dead
 
 
 def check_stopped(storage: Storage, app: str, clock: Clock, what: str, *, force: bool = False) -> None:
@@ -86,7 +96,8 @@ def check_stopped(storage: Storage, app: str, clock: Clock, what: str, *, force:
         )
 
 
-def _read_beat(storage: Storage, path: str) -> Beat | None:
+def read_beat(storage: Storage, path: str) -> Beat | None:
+    """Return the beat in a file; None if there is none, or if it is damaged."""
     try:
         data = read_checked(storage, path, old=_OLD)
         return None if data is None else msgspec.json.decode(data, type=Beat)
@@ -105,7 +116,8 @@ def _start_time(pid: int) -> str | None:
     """Return the start time of a process, as text to compare; None if there is no such process."""
     if Path("/proc/self/stat").exists():
         try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            return None if fields[0] in "ZX" else fields[19]  # dead, though its parent has not noticed
         except (OSError, IndexError):
             return None
     found = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)

@@ -10,6 +10,7 @@
 <app>/ledger/floor                         the number below which records may be gone
 <app>/heartbeat.json                       who seems to be running
 <app>/recovery/00003.json                  how much of a partition's replica a worker has rebuilt; gone with it
+<app>/standby-drivers/<id>.json            which drivers wait to take over
 <app>/rebuild/<id>/…                       all of the above, of an app that rebuilds a step of this one
 savepoint.json                             what a savepoint is, in the place that it was written to
 
@@ -156,6 +157,14 @@ class Paths:
     def recovery(self, partition: int) -> str:
         return f"{self.recoveries}/{partition:05d}.json"
 
+    @cached_property
+    def standby_drivers(self) -> str:
+        """The folder of the files by which standby drivers show that they wait."""
+        return f"{self.root}/standby-drivers"
+
+    def standby_driver(self, id: str) -> str:
+        return f"{self.standby_drivers}/{id}.json"
+
     def record(self, number: int) -> str:
         return f"{self.ledger}/{number:020d}.json"
 
@@ -222,6 +231,7 @@ FILE_KINDS = (
     _make_kind("floor", r"<app>/ledger/floor", "itself"),
     _make_kind("heartbeat", r"<app>/heartbeat\.json", "itself"),
     _make_kind("recovery progress", r"<app>/recovery/\d{5}\.json", "itself"),
+    _make_kind("standby driver", r"<app>/standby-drivers/[^/]+\.json", "itself"),
     _make_kind("savepoint", re.escape(SAVEPOINT), "itself"),
     _make_kind("state segment", r"<app>/steps/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "steps"),
     _make_kind("output segment", r"<app>/outputs/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "outputs"),

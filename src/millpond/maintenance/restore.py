@@ -171,8 +171,8 @@ def _check_steps(
     if there := [step for step in steps if step in last.steps]:
         raise InvalidUse(
             f"restore: app {app.name!r} has state of step {', '.join(map(repr, there))} already. Drop it first, with "
-            f"mp.admin(state_dir, {app.name!r}).drop_step({there[0]!r}), if the savepoint is to replace it. Nothing was "
-            "changed."
+            f"mp.admin(state_dir, {app.name!r}).drop_step({there[0]!r}), if the savepoint is to replace it. Nothing "
+            "was changed."
         )
     for step in steps:
         own = program.steps.get(step) if program is not None else None

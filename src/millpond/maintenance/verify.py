@@ -132,9 +132,13 @@ class _Pass:
         return newest.floor if floor is None else floor
 
     def _read_heartbeat(self) -> None:
+        """Read the heartbeat, and the files of standby drivers."""
         path = self.ledger.paths.heartbeat
         if self._try(partial(read_checked, self.storage, path, old=b'{"driver":')) is not None:
             self._count(path)
+        for item in self.storage.list(self.ledger.paths.standby_drivers):
+            if self._try(partial(read_checked, self.storage, item.path)) is not None:
+                self._count(item.path)
 
     def _read_recoveries(self) -> None:
         for item in self._try(lambda: list(self.storage.list(self.ledger.paths.recoveries))) or []:

@@ -21,4 +21,4 @@ rows = app.stream("rows", mp.sources.files(folder / "in"))
 rows.key_by("key").stateful_map("total", add, initial=0).to("out", mp.sinks.files(folder / "out"))
 
 if __name__ == "__main__":
-    app.run(every="50ms", max_rows=400)
+    app.run(every="50ms", max_rows=400, standby="standby" in sys.argv[2:])

@@ -30,6 +30,7 @@ from millpond.runtimes.spark.reading import SPARK_ERRORS, ReadingJobs, SparkRead
 from millpond.runtimes.spark.session import open_session, without_spark_logs
 from millpond.runtimes.spark.shipping import ShippedProgram, ship_modules
 from millpond.runtimes.spark.streaming_frames import StreamingFrames, json_lines_reader
+from millpond.runtimes.spark.warm_up import WarmTask, warm_up
 from millpond.sinks.base import FrameSink
 from millpond.steps.forks import refuse_forks
 from millpond.storage import Storage, open_storage
@@ -82,6 +83,16 @@ class SparkRuntime:
     def check(self) -> None:
         if not self._is_alive():
             raise self._gone_error()
+
+    def keep_warm(self, partitions: int | None) -> None:
+        """Do what makes a first batch slow, for a driver that waits: start workers, load the program, shuffle.
+
+        Called again and again. `RuntimeGone` if Spark has ended; any other failure is left to the batch.
+        """
+        slots = self.slots
+        with contextlib.suppress(JobLost), self._job(self._program.app, "keep warm"):
+            task = WarmTask(self._shipped, self.state_url)
+            warm_up(self._context, self._exchange, task, slots, partitions or slots)
 
     def stop_streams(self) -> None:
         """Stop the streaming queries of an earlier driver. Called before a driver claims the app."""

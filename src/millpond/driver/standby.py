@@ -1,0 +1,149 @@
+"""A standby driver: it waits until its app has no owner, and then takes it over.
+
+While it waits it reads the heartbeat and the newest record every second, and writes a file of its own, so that the
+owner beats more often. It writes no record. `millpond.driver.takeover` decides; the claim that follows fences the owner
+if that one was only paused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection
+
+from millpond.clock import Clock, new_id
+from millpond.driver.patience import Patience, StoppedWaiting
+from millpond.driver.run_log import run_log
+from millpond.driver.schema_change import check_fits
+from millpond.driver.takeover import LONGEST_STEP, Observation, TakeOver, Watch, decide, follow
+from millpond.errors import Fenced, MillpondError, Unavailable
+from millpond.log.heartbeat import BEAT_SECONDS, read_beat
+from millpond.log.ledger import Ledger
+from millpond.log.record import Record
+from millpond.log.standby_drivers import StandbyFile
+from millpond.pipeline.graph import Program
+from millpond.runtimes.base import RuntimeGone
+from millpond.storage import Storage
+
+LOOK_SECONDS = 1.0  # between two observations
+WARM_SECONDS = 20.0  # Spark ends Python workers that have had nothing to do for a minute
+RETRY_SECONDS = 1.0  # the shortest pause after the storage was unavailable
+
+
+class Standby:
+    """Waits to take an app over, in the process that will run it.
+
+    `keep_warm(partitions)` is called after the first observation and then every `WARM_SECONDS`, unless the owner is
+    silent: it lets the runtime do what makes a first batch slow.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        storage: Storage,
+        clock: Clock,
+        partitions: int | None = None,
+        keep_warm: Callable[[int | None], None] = lambda partitions: None,
+    ) -> None:
+        self._program, self._clock, self._partitions = program, clock, partitions
+        self._ledger = Ledger(storage, program.app, clock)
+        self._keep_warm, self._warmed = keep_warm, -WARM_SECONDS
+        self._file = StandbyFile(storage, program.app, new_id(), clock)
+        self._written = -BEAT_SECONDS
+        self._took_over = 0.0
+
+    def wait(self, stop: threading.Event, own: Collection[str] = ()) -> TakeOver | None:
+        """Wait until the app is to be taken over; None if the run is asked to stop.
+
+        `own` are ids of drivers that this process has run. Raises an error if the program does not fit the state, or if
+        the ledger is gone. A storage that is unavailable is waited for.
+        """
+        patience = Patience(f"standby of {self._program.app}", stop)
+        watch: Watch | None = None
+        owner = ""
+        self._written = -BEAT_SECONDS
+        try:
+            while not stop.is_set():
+                try:
+                    watch = self._observe(watch)
+                    takeover = decide(watch, own)
+                    if takeover is not None:
+                        return self._begin(takeover)
+                    owner = self._note_owner(watch, owner)
+                    self._show(watch)
+                    self._warm_up(watch)
+                    patience.end()
+                    stop.wait(LOOK_SECONDS)
+                except RuntimeGone:
+                    raise
+                except Unavailable as error:  # perhaps for the owner, too: its silence begins again
+                    watch = None if watch is None else Watch(watch.seen)
+                    patience.wait(Unavailable(str(error), retry_after=error.retry_after or RETRY_SECONDS))
+        except StoppedWaiting:
+            pass
+        finally:
+            with contextlib.suppress(MillpondError):
+                self._file.remove()
+        run_log.info("app %r: the standby driver has stopped; it has written nothing", self._program.app)
+        return None
+
+    def _observe(self, watch: Watch | None) -> Watch:
+        """Look once, and return the watch that follows."""
+        known = None if watch is None else watch.seen.newest
+        seen = self._look(known)
+        if seen.newest is None and known is not None:
+            seen = self._look(None)  # a record that was just removed, or the whole ledger
+            if seen.newest is None:
+                raise Fenced(
+                    f"app {self._program.app!r} in {self._ledger.storage.url}: the ledger that this standby driver has "
+                    "watched is gone. It has stopped and has written nothing; start it again to begin without state."
+                )
+        if known is None and seen.newest is not None:
+            check_fits(self._program, seen.newest, self._partitions)
+        return follow(watch, seen)
+
+    def _look(self, known: Record | None) -> Observation:
+        began = self._clock.monotonic()
+        beat = read_beat(self._ledger.storage, self._ledger.paths.heartbeat)
+        newest = self._ledger.newest(near=None if known is None else known.number)
+        is_dead = beat is not None and beat.is_dead
+        return Observation(began, self._clock.monotonic(), newest, beat, is_dead)
+
+    def _note_owner(self, watch: Watch, before: str) -> str:
+        """Log who owns the app, if it is another driver than before, and return its id.
+
+        A driver that has just claimed the app is about to write its first heartbeat, which says where it runs.
+        """
+        newest, beat = watch.seen.newest, watch.seen.beat
+        assert newest is not None
+        if newest.driver == before or not (watch.seen.owner_beats or watch.silent >= LONGEST_STEP):
+            return before
+        who = f"process {beat.pid} on {beat.host}" if beat and watch.seen.owner_beats else f"driver {newest.driver}"
+        run_log.info("app %r: standing by; %s owns it, batch %d", self._program.app, who, newest.number)
+        return newest.driver
+
+    def _show(self, watch: Watch) -> None:
+        """Write the file that shows this standby driver, if it is due."""
+        now, newest = self._clock.monotonic(), watch.seen.newest
+        if now - self._written >= BEAT_SECONDS:
+            self._file.write(-1 if newest is None else newest.number)
+            self._written = now
+
+    def _warm_up(self, watch: Watch) -> None:
+        if watch.silent == 0.0 and self._clock.monotonic() - self._warmed >= WARM_SECONDS:
+            newest = watch.seen.newest
+            self._keep_warm(None if newest is None else newest.partitions)
+            self._warmed = self._clock.monotonic()
+
+    def _begin(self, takeover: TakeOver) -> TakeOver:
+        silent = f"; it was silent for {takeover.silent:.1f} s" if takeover.silent else ""
+        run_log.info("app %r: taking over: %s%s", self._program.app, takeover.why, silent)
+        self._took_over = self._clock.monotonic()
+        return takeover
+
+    def note_commit(self, record: Record) -> None:
+        """Log the first commit after the take-over."""
+        seconds = self._clock.monotonic() - self._took_over
+        run_log.info(
+            "app %r: first commit %.1f s after the take-over: batch %d", self._program.app, seconds, record.number
+        )
