@@ -17,10 +17,10 @@ from millpond.log.segment import Change
 from millpond.messages import BatchContext, Incomplete
 from millpond.pipeline.graph import Program
 from millpond.replica import View
-from millpond.replica.catch_up import catch_up, read_segment_changes
+from millpond.replica.catch_up import ReplicaPlace, catch_up, read_segment_changes
 from millpond.replica.cell_format import Damaged
-from millpond.replica.folders import table_folder
 from millpond.replica.host_lock import host_turn
+from millpond.replica.local_stores import table_store_folder
 from millpond.steps.base import TableReader
 from millpond.steps.state.lazy_migration import UNMARKED
 from millpond.steps.state.migration import MARK
@@ -77,10 +77,11 @@ class TaskTables:
         storage, log = self.storage, self.context.log
         with ExitStack() as stack:
             for step in steps:
-                folder, changes = table_folder(self.context.home, log, step), TableChanges(storage, step)
-                with host_turn(folder), catch_up(storage, log, folder, changes, rebuild=step in rebuild):
+                place, changes = self._place(step), TableChanges(storage, step)
+                folder = place.folder
+                with host_turn(folder), catch_up(storage, log, place, changes, rebuild=step in rebuild):
                     pass  # one process of the host reads what is missing; the others find it there
-                view = stack.enter_context(catch_up(storage, log, folder, changes))
+                view = stack.enter_context(catch_up(storage, log, place, changes))
                 if view.position != log.number:
                     raise Incomplete(
                         f"table {step!r} at record {view.position}, batch {self.context.batch} needs {log.number}"
@@ -90,6 +91,12 @@ class TaskTables:
                     step, folder, TableOverlay(step, self._upgrade(step, view), storage, changed)
                 )
             yield
+
+    def _place(self, step: str) -> ReplicaPlace:
+        """Return where the replica of a whole table is on this host."""
+        stores, log, home = self.program.local_stores, self.context.log, self.context.home
+        store = stores.of_step(step)
+        return ReplicaPlace(table_store_folder(home, log, step, store), store, stores.local_limit(log.app, home))
 
     def reader(self, view: View, step: str) -> TableReader:
         """Return the reader of a table that an earlier stage may have changed; `view` is that of the partition."""
