@@ -3,10 +3,12 @@
     sources  Source; SnapshotSource, BoundedSource, LearningSource, WaitingSource, TimedSource, CheckedSource,
              AcknowledgedSource, RetainedSource; Split, Chunk, Limit, JsonLines, BadRow, TooMuch
     sinks    Sink, TableSink, FrameSink, RollbackSink, RegisteredSink, FencingSink, ChangesSink; Delivery, Registration
+    stores   Store, OpenStore, ShrinkingStore, RecordChanges, Change, Room, Damaged, Replaced, Stuck; View, Entry; to
+             write one over an ordered map of bytes: OrderedReader, OrderedView, WritePlan
     apps     program, storage, run_with, Settings, Storage
 
 The docstrings of the protocols say when each method is called, how often, on which machine, and what a failure means.
-`millpond.testing` has a conformance suite for sources, for sinks and for storages.
+`millpond.testing` has a conformance suite for sources, for sinks, for storages and for stores.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from millpond.app import App
 from millpond.driver.loop import Settings
 from millpond.driver.settings import Hook
 from millpond.log.jobs import ProgressCallback
+from millpond.log.segment import Change
 from millpond.pipeline.graph import Program
+from millpond.replica.cell_format import Damaged
+from millpond.replica.ordered import OrderedReader, OrderedView, WritePlan
+from millpond.replica.store import OpenStore, RecordChanges, Replaced, Room, ShrinkingStore, Store, Stuck
+from millpond.replica.view import Entry, View
 from millpond.sinks.base import (
     ChangesSink,
     Delivery,
@@ -54,29 +61,43 @@ __all__ = [
     "AcknowledgedSource",
     "BadRow",
     "BoundedSource",
+    "Change",
     "ChangesSink",
     "CheckedSource",
     "Chunk",
+    "Damaged",
     "Delivery",
+    "Entry",
     "FencingSink",
     "FrameSink",
     "JsonLines",
     "LearningSource",
     "Limit",
+    "OpenStore",
+    "OrderedReader",
+    "OrderedView",
+    "RecordChanges",
     "RegisteredSink",
     "Registration",
+    "Replaced",
     "RetainedSource",
     "RollbackSink",
+    "Room",
     "Settings",
+    "ShrinkingStore",
     "Sink",
     "SnapshotSource",
     "Source",
     "Split",
     "Storage",
+    "Store",
+    "Stuck",
     "TableSink",
     "TimedSource",
     "TooMuch",
+    "View",
     "WaitingSource",
+    "WritePlan",
     "program",
     "run_with",
     "storage",

@@ -31,7 +31,7 @@ from millpond.storage import Storage
 
 _KINDS: dict[str, Store] = {store.name: store for store in (LMDB, RocksDbStore(), MemoryStore())}
 _NAME = re.compile("[a-z][a-z0-9]{0,19}")
-_tidied: set[Path] = set()  # folders beside which this process has removed stores that are not chosen any more
+_tidied: dict[Path, set[str]] = {}  # plain folder → the stores that were chosen when this process last tidied up
 
 
 def find_store(given: Any, where: str) -> Store:
@@ -162,16 +162,17 @@ class PartitionStores:
         return slot_folder(self.home, log_point, self.partition, self._slots[0])
 
     def remove_others(self, log_point: LogPoint) -> None:
-        """Remove what other choices of stores have left of the partition. A process looks for it once.
+        """Remove what other choices of stores have left of the partition. A process looks for it once
+        for each choice.
 
         Called by tasks of the app, never by readers: those may keep an LMDB store of their own.
         """
         plain = folders.partition_folder(self.home, log_point, self.partition)
-        if plain in _tidied:
-            return
-        _tidied.add(plain)
-        in_memory = str(folders.memory_home(self.home or folders.default_home()))
         chosen = {slot.tag for slot in self.stores.slots}
+        if _tidied.get(plain) == chosen:
+            return
+        _tidied[plain] = chosen
+        in_memory = str(folders.memory_home(self.home or folders.default_home()))
         for place in (plain, folders.partition_folder(in_memory, log_point, self.partition)):
             remove_idle(folders.other_stores(place, chosen))
 

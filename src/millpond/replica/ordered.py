@@ -225,16 +225,31 @@ def end_of(prefix: bytes) -> bytes:
 
 
 class WritePlan:
-    """Plans what a record writes to an ordered store: `add` the changes of each step, then write `pending`.
+    """Plans what a record writes to an ordered store: `add` the changes of each step, `finish`, then write `pending`.
 
     `pending` maps places to their new bytes, None for those that are deleted. `reader` reads the version before. An
-    empty store may be loaded in pieces: write `pending` now and then, and clear it; `is_partial` is then True until the
-    last piece, which `finish` completes.
+    empty store may be loaded in pieces: `finish` with `is_partial`, write `pending` and clear it, and go on adding. A
+    store whose last piece was not written is `Damaged`.
+
+    >>> import millpond as mp
+    >>> def plan_of(reader: mp.lowlevel.OrderedReader) -> mp.lowlevel.WritePlan:
+    ...     return mp.lowlevel.WritePlan(reader)
     """
 
-    def __init__(self, meta: StoreMeta, reader: OrderedReader) -> None:
+    def __init__(self, reader: OrderedReader) -> None:
+        meta = unpack_meta(reader.get_many([META])[0])
         self._reader, self.pending = reader, dict[bytes, bytes | None]()
+        self.position, self._record = meta.position, meta.record
         self._databases, self._latest = list(meta.databases), dict(meta.latest)
+        self.is_empty = not meta.databases
+
+    def takes(self, record: RecordChanges) -> bool:
+        """Return whether a record is to be applied: False if that was done. `Damaged` if it is not the next one."""
+        if record.number <= self.position:
+            return False
+        if self.position >= 0 and (record.number, record.previous) != (self.position + 1, self._record):
+            raise Damaged(f"record {record.number} does not follow what is there, which is at record {self.position}")
+        return True
 
     def _prefix(self, name: str) -> bytes:
         if name not in self._databases:
@@ -292,12 +307,3 @@ class WritePlan:
         number = -1 if is_partial else record.number
         meta = StoreMeta(number, record.record, self._databases, self._latest, is_partial)
         self.pending[META] = meta.pack()
-
-
-def check_follows(meta: StoreMeta, record: RecordChanges) -> bool:
-    """Return whether a record is to be applied: False if that was done. `Damaged` if it is not the next one."""
-    if record.number <= meta.position:
-        return False
-    if meta.position >= 0 and (record.number, record.previous) != (meta.position + 1, meta.record):
-        raise Damaged(f"record {record.number} does not follow what is there, which is at record {meta.position}")
-    return True

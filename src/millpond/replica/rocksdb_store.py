@@ -28,7 +28,7 @@ from millpond.errors import InvalidUse
 from millpond.replica import host_lock
 from millpond.replica.cell_format import Damaged
 from millpond.replica.lending import file_errors
-from millpond.replica.ordered import META, OrderedView, WritePlan, check_follows, unpack_meta
+from millpond.replica.ordered import OrderedView, WritePlan
 from millpond.replica.store import RecordChanges, Replaced, Room, Stuck
 
 COMPACT_FILES = 8  # files of single records after which they are merged
@@ -102,10 +102,10 @@ class RocksDbReplica:
         with file_errors(), self._lock(fcntl.LOCK_EX):
             db = self._open_writer()
             try:
-                meta = unpack_meta(_Reader(db).get_many([META])[0])
-                if not check_follows(meta, record):
-                    return meta.position
-                self._apply(db, record, is_load=meta.position < 0 and not meta.databases)
+                plan = WritePlan(_Reader(db))
+                if not plan.takes(record):
+                    return plan.position
+                self._apply(db, record, plan)
                 self._compact(db)
             finally:
                 db.close()
@@ -113,12 +113,11 @@ class RocksDbReplica:
             os.pwrite(self._mark, b"%-490b %08x\n" % (text, crc32(text)), 0)
         return record.number
 
-    def _apply(self, db: Any, record: RecordChanges, is_load: bool) -> None:
-        plan = WritePlan(unpack_meta(_Reader(db).get_many([META])[0]), _Reader(db))
+    def _apply(self, db: Any, record: RecordChanges, plan: WritePlan) -> None:
         changes: Iterable[Any] = record.changes.items() if isinstance(record.changes, Mapping) else record.changes
         for step, rows in changes:
             plan.add(step, rows)
-            if is_load and len(plan.pending) > MOST_PENDING:
+            if plan.is_empty and len(plan.pending) > MOST_PENDING:
                 plan.finish(record, is_partial=True)
                 self._write(db, plan)
         plan.finish(record)
