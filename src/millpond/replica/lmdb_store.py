@@ -259,7 +259,10 @@ class Replica:
             with self._lock(fcntl.LOCK_SH):
                 self._check()
             path.mkdir()
-            self._env.copy(str(path), compact=True)
+            try:
+                self._env.copy(str(path), compact=True)
+            except lmdb.Error as error:
+                raise Damaged(str(error)) from error
             with self._lock(fcntl.LOCK_SH):
                 self._check()  # or bytes that something else has put there would be signed
             (path / "signature").write_bytes(_looks(path / "data.mdb"))

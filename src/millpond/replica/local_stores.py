@@ -25,6 +25,7 @@ from millpond.replica.lmdb_store import LMDB
 from millpond.replica.memory_store import MemoryStore
 from millpond.replica.rocksdb_store import RocksDbStore
 from millpond.replica.room import LocalLimit
+from millpond.replica.shrink import shrink_when_due
 from millpond.replica.store import Store
 from millpond.replica.view import Entry, View
 from millpond.storage import Storage
@@ -160,6 +161,11 @@ class PartitionStores:
     def folder(self, log_point: LogPoint) -> Path:
         """Return the folder of the store, the first one if there are several, for messages."""
         return slot_folder(self.home, log_point, self.partition, self._slots[0])
+
+    def shrink(self, log_point: LogPoint) -> None:
+        """Start to shrink stores that are mostly free space. Called when a task is done; looks rarely, never raises."""
+        for slot in self._slots:
+            shrink_when_due(slot.store, slot_folder(self.home, log_point, self.partition, slot))
 
     def remove_others(self, log_point: LogPoint) -> None:
         """Remove what other choices of stores have left of the partition. A process looks for it once

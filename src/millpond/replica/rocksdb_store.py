@@ -34,6 +34,7 @@ from millpond.replica.store import RecordChanges, Replaced, Room, Stuck
 COMPACT_FILES = 8  # files of single records after which they are merged
 MOST_PENDING = 100_000  # places that are written together while an empty store is loaded
 _PAUSE = 0.005  # seconds between two looks at a compaction
+_YIELD = 0.03  # seconds for others to take the lock: they look every hundredth of a second
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class RocksDbReplica:
             elif not path.exists():
                 raise Replaced(f"{path} is gone")
             self._mark = os.open(path / "mark", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._queue = os.open(path / "queue", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 self._inode = os.stat(path / "mark").st_ino
                 if create and not (path / "CURRENT").exists():
@@ -79,7 +81,7 @@ class RocksDbReplica:
                 elif not (path / "CURRENT").exists():
                     raise Damaged(f"{path} holds no store")
             except BaseException:
-                os.close(self._mark)
+                self.close()
                 raise
 
     @property
@@ -91,8 +93,7 @@ class RocksDbReplica:
 
     def newest_record(self) -> tuple[int, str]:
         """Return what the last writer has marked; one that was killed right before that may have come further."""
-        with file_errors(), self._lock(fcntl.LOCK_SH):
-            found = _unpack_mark(os.pread(self._mark, 500, 0))
+        found = _unpack_mark(os.pread(self._mark, 500, 0))
         if found is not None:
             return found
         with self.view() as view:
@@ -172,6 +173,7 @@ class RocksDbReplica:
     def close(self) -> None:
         if self._pid == os.getpid():
             os.close(self._mark)
+            os.close(self._queue)
 
     @contextmanager
     def _lock(self, how: int) -> Iterator[None]:
@@ -179,14 +181,28 @@ class RocksDbReplica:
         if not self._threads.acquire(timeout=patience):
             raise Stuck(f"another thread has not let go of {self.path} for {patience:g} s")
         try:
-            if not host_lock.take_lock(self._mark, how, patience):
-                raise Stuck(f"another process has not let go of {self.path} for {patience:g} s")
+            if not host_lock.take_lock(self._mark, how, 0):
+                # Who waits looks now and then, and would never meet the moment between two records of another process.
+                host_lock.take_lock(self._queue, fcntl.LOCK_SH, 0.05)
+                is_ours = host_lock.take_lock(self._mark, how, patience)
+                fcntl.flock(self._queue, fcntl.LOCK_UN)
+                if not is_ours:
+                    raise Stuck(f"another process has not let go of {self.path} for {patience:g} s")
             try:
                 yield
             finally:
                 fcntl.flock(self._mark, fcntl.LOCK_UN)
+                if how == fcntl.LOCK_EX:
+                    self._let_others()
         finally:
             self._threads.release()
+
+    def _let_others(self) -> None:
+        """Give processes that wait for the lock the time to take it."""
+        if host_lock.take_lock(self._queue, fcntl.LOCK_EX, 0):
+            fcntl.flock(self._queue, fcntl.LOCK_UN)
+        else:
+            SystemClock().sleep(_YIELD)
 
     def _open_writer(self) -> Any:
         import rocksdict

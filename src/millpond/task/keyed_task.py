@@ -109,7 +109,9 @@ class KeyedTask:
                     tables.open_whole(whole, rebuild=damaged_tables) if whole else nullcontext(),
                     stores.catch_up(tools.storage, context.log, rebuild=rebuild) as view,
                 ):
-                    return self._run_steps(view, tables, headers, arrived, tools, result)
+                    self._run_steps(view, tables, headers, arrived, tools, result)
+                stores.shrink(context.log)
+                return
             except Damaged as damage:
                 trouble = repeated_damage(stores.folder(context.log), damage)
                 rebuild, damaged_tables = True, set()
