@@ -19,6 +19,7 @@ import map_batch
 import python_alone
 import running_total
 import sources
+import stores
 import windows
 from harness import Bench
 
@@ -32,6 +33,7 @@ SUBJECTS: dict[str, list[Callable[[Bench], None]]] = {
     "keys": [running_total.many_keys_against_few],
     "batches": [batch_sizes.small_batches, batch_sizes.large_batches],
     "sources": [sources.json_lines, sources.streaming_dataframe],
+    "replicas-stores": [stores.replicas_stores],
 }
 # Only when they are asked for: they start a broker, and their peer is in an environment of its own.
 WITH_BROKER: dict[str, list[Callable[[Bench], None]]] = {

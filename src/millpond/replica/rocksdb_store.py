@@ -135,7 +135,7 @@ class RocksDbReplica:
                 batch.delete(place)
             else:
                 batch.put(place, data)
-        options = rocksdict.WriteOptions()
+        options: Any = rocksdict.WriteOptions()
         options.disable_wal = True
         with self._errors():
             db.write(batch, options)

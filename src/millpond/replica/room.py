@@ -14,7 +14,8 @@ import pyarrow as pa
 from millpond.errors import InvalidUse, Unavailable
 from millpond.log.segment import Change, SingleCellChanges
 from millpond.replica import folders
-from millpond.replica.store import OpenStore, RecordChanges, Room, StepChangeRows
+from millpond.replica.store import OpenStore, RecordChanges, StepChangeRows
+from millpond.replica.store import Room as Room
 
 SHRINK_SIZE = 64 << 20  # smaller stores are left as they are
 SHRINK_FREE = 0.75  # of a store that is copied, this much at least is free
@@ -132,7 +133,7 @@ def _blocks(entry: os.DirEntry[str]) -> int:
 
 def _bytes_of(rows: StepChangeRows | Sequence[Change]) -> int:
     if isinstance(rows, pa.Table):
-        return rows.nbytes + CELL_OVERHEAD * len(rows)
+        return int(rows.nbytes) + CELL_OVERHEAD * len(rows)
     if isinstance(rows, SingleCellChanges):
         return sum(map(len, rows.keys)) + sum(len(value) for value in rows.values if value) + CELL_OVERHEAD * len(rows)
     return sum(len(c.key) + len(c.cell) + len(c.value or b"") + CELL_OVERHEAD for c in rows)
