@@ -4,7 +4,7 @@
              AcknowledgedSource, RetainedSource; Split, Chunk, Limit, JsonLines, BadRow, TooMuch
     sinks    Sink, TableSink, FrameSink, RollbackSink, RegisteredSink, FencingSink, ChangesSink; Delivery, Registration
     stores   Store, OpenStore, ShrinkingStore, RecordChanges, Change, Room, Damaged, Replaced, Stuck; View, Entry; to
-             write one over an ordered map of bytes: OrderedReader, OrderedView, WritePlan
+             write one over an ordered map of bytes: OrderedReader, ordered_view, WritePlan
     apps     program, storage, run_with, Settings, Storage
 
 The docstrings of the protocols say when each method is called, how often, on which machine, and what a failure means.
@@ -24,7 +24,7 @@ from millpond.log.jobs import ProgressCallback
 from millpond.log.segment import Change
 from millpond.pipeline.graph import Program
 from millpond.replica.cell_format import Damaged
-from millpond.replica.ordered import OrderedReader, OrderedView, WritePlan
+from millpond.replica.ordered import OrderedReader, WritePlan, ordered_view
 from millpond.replica.store import OpenStore, RecordChanges, Replaced, Room, ShrinkingStore, Store, Stuck
 from millpond.replica.view import Entry, View
 from millpond.sinks.base import (
@@ -75,7 +75,6 @@ __all__ = [
     "Limit",
     "OpenStore",
     "OrderedReader",
-    "OrderedView",
     "RecordChanges",
     "RegisteredSink",
     "Registration",
@@ -98,6 +97,7 @@ __all__ = [
     "View",
     "WaitingSource",
     "WritePlan",
+    "ordered_view",
     "program",
     "run_with",
     "storage",

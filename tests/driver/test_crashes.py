@@ -101,9 +101,9 @@ def test_after_a_crash_anywhere_state_and_sinks_are_those_of_the_plain_fold(part
     ("store", "sizes_store"), [("rocksdb", None), ("memory", None), ("lmdb", "rocksdb"), ("rocksdb", "memory")]
 )
 def test_the_same_app_survives_crashes_everywhere_on_every_store(store, sizes_store):
-    rows: list[dict[str, Any]] = []
+    rows, where = list[dict[str, Any]](), list[Any](EVERYWHERE)
     with TestDriver(payments(2, store, sizes_store)) as driver:
-        for number, (at, when) in enumerate(EVERYWHERE):
+        for number, (at, when) in enumerate(where):
             driver.crash(at=at, when=when)
             rows += batch(number)
             with pytest.raises(Crashed, match=f"crashed {when} {at}"):

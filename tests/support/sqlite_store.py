@@ -1,4 +1,4 @@
-"""A local store that a user might write: SQLite, by way of `mp.lowlevel.OrderedView` and `mp.lowlevel.WritePlan`."""
+"""A local store that a user might write: SQLite, by way of `mp.lowlevel.ordered_view` and `mp.lowlevel.WritePlan`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class SqliteReplica:
             found.execute("begin")
             if not found.execute("pragma quick_check").fetchone() == ("ok",):
                 raise mp.lowlevel.Damaged(f"{self._file}: quick_check")
-            yield mp.lowlevel.OrderedView(_Reader(found))
+            yield mp.lowlevel.ordered_view(_Reader(found))
 
     def room(self) -> mp.lowlevel.Room:
         with self._connect() as found:

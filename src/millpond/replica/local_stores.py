@@ -32,7 +32,8 @@ from millpond.storage import Storage
 
 _KINDS: dict[str, Store] = {store.name: store for store in (LMDB, RocksDbStore(), MemoryStore())}
 _NAME = re.compile("[a-z][a-z0-9]{0,19}")
-_tidied: dict[Path, set[str]] = {}  # plain folder → the stores that were chosen when this process last tidied up
+LOOK_EVERY = 50  # uses of a partition between two looks at what can be tidied up
+_uses: dict[tuple[str | None, str, int], tuple[LocalStores | None, int]] = {}  # home, app, partition → stores, uses
 
 
 def find_store(given: Any, where: str) -> Store:
@@ -129,12 +130,17 @@ def store_home(home: str | None, store: Store) -> str | None:
 
 @dataclass(frozen=True)
 class PartitionStores:
-    """The stores of a partition on this host. Stores that hold none of the `steps` are not opened; None means all."""
+    """The stores of a partition on this host. Stores that hold none of the `steps` are not opened; None means all.
+
+    A task of the app `tidies` up after its work. A reader does not: it may keep an LMDB store of its own, and another
+    version of the program may have chosen other stores.
+    """
 
     home: str | None
     partition: int
     stores: LocalStores = ONLY_LMDB
     steps: Collection[str] | None = None
+    tidies: bool = False
 
     @contextmanager
     def catch_up(self, storage: Storage, log_point: LogPoint, *, rebuild: bool = False) -> Iterator[View]:
@@ -144,14 +150,17 @@ class PartitionStores:
         stores are exactly there. Raises what `replica.catch_up.catch_up` raises.
         """
         slots, limit = self._slots, self.stores.local_limit(log_point.app, self.home)
+        places = [slot_folder(self.home, log_point, self.partition, slot) for slot in slots]
         with ExitStack() as stack:
             views: list[View] = []
-            for slot in slots:
-                place = ReplicaPlace(slot_folder(self.home, log_point, self.partition, slot), slot.store, limit)
+            for slot, folder in zip(slots, places, strict=True):
+                place = ReplicaPlace(folder, slot.store, limit)
                 holds = None if slot.is_default and not slot.steps else slot.holds
                 changes = PartitionChanges(storage, self.partition, holds)
                 views.append(stack.enter_context(catch_up(storage, log_point, place, changes, rebuild=rebuild)))
             yield views[0] if len(views) == 1 else RoutedView(slots, views)
+        if self.tidies:
+            self._tidy(log_point, places)
 
     @property
     def _slots(self) -> list[Slot]:
@@ -162,25 +171,22 @@ class PartitionStores:
         """Return the folder of the store, the first one if there are several, for messages."""
         return slot_folder(self.home, log_point, self.partition, self._slots[0])
 
-    def shrink(self, log_point: LogPoint) -> None:
-        """Start to shrink stores that are mostly free space. Called when a task is done; looks rarely, never raises."""
-        for slot in self._slots:
-            shrink_when_due(slot.store, slot_folder(self.home, log_point, self.partition, slot))
+    def _tidy(self, log_point: LogPoint, folders_in_use: list[Path]) -> None:
+        """Remove what other choices of stores have left of the partition, and shrink stores that are mostly free.
 
-    def remove_others(self, log_point: LogPoint) -> None:
-        """Remove what other choices of stores have left of the partition. A process looks for it once
-        for each choice.
-
-        Called by tasks of the app, never by readers: those may keep an LMDB store of their own.
+        A process looks rarely, at the end of a task. It never raises.
         """
-        plain = folders.partition_folder(self.home, log_point, self.partition)
-        chosen = {slot.tag for slot in self.stores.slots}
-        if _tidied.get(plain) == chosen:
+        name = (self.home, log_point.app, self.partition)
+        before, uses = _uses.get(name, (None, 0))
+        _uses[name] = (self.stores, uses + 1)
+        if before == self.stores and uses % LOOK_EVERY:
             return
-        _tidied[plain] = chosen
+        for slot, folder in zip(self._slots, folders_in_use, strict=True):
+            shrink_when_due(slot.store, folder)
+        chosen = {slot.tag for slot in self.stores.slots}
         in_memory = str(folders.memory_home(self.home or folders.default_home()))
-        for place in (plain, folders.partition_folder(in_memory, log_point, self.partition)):
-            remove_idle(folders.other_stores(place, chosen))
+        for home in (self.home, in_memory):
+            remove_idle(folders.other_stores(folders.partition_folder(home, log_point, self.partition), chosen))
 
 
 class RoutedView:

@@ -29,7 +29,7 @@ from millpond.replica.cell_format import (
     unpack_cell,
 )
 from millpond.replica.store import RecordChanges, StepChangeRows
-from millpond.replica.view import Entry
+from millpond.replica.view import Entry, View
 from millpond.timing import MAX_TICKS
 
 CELLS, DUE, WALL = "step:", "due:", "wall:"  # how the names of databases begin; the step's follows
@@ -41,8 +41,8 @@ class OrderedReader(Protocol):
     """One version of an ordered map from bytes to bytes. Errors of the disk and of its format are `Damaged`.
 
     >>> import millpond as mp
-    >>> def first_of(reader: mp.lowlevel.OrderedReader) -> bytes | None:
-    ...     return next((place for place, _ in reader.scan(b"", b"\\xff")), None)
+    >>> def show(reader: mp.lowlevel.OrderedReader) -> None:
+    ...     print(reader.get_many([b"a", b"b"]), list(reader.scan(b"a", b"b")), reader.last(b"a", b"b"))
     """
 
     def get_many(self, places: Sequence[bytes]) -> Sequence[bytes | None]:
@@ -94,12 +94,7 @@ def prefix_of(number: int) -> bytes:
 
 
 class OrderedView:
-    """A `View` of one version of an ordered store.
-
-    >>> import millpond as mp
-    >>> def view_of(reader: mp.lowlevel.OrderedReader) -> mp.lowlevel.View:
-    ...     return mp.lowlevel.OrderedView(reader)
-    """
+    """A `View` of one version of an ordered store."""
 
     def __init__(self, reader: OrderedReader) -> None:
         meta = unpack_meta(reader.get_many([META])[0])
@@ -211,6 +206,16 @@ class OrderedView:
         return 0 if prefix is None else sum(1 for _ in self._scan(prefix, b"", None))
 
 
+def ordered_view(reader: OrderedReader) -> View:
+    """Return a view of one version of an ordered store; `Damaged` if its metadata are.
+
+    >>> import millpond as mp
+    >>> def view_of(reader: mp.lowlevel.OrderedReader) -> mp.lowlevel.View:
+    ...     return mp.lowlevel.ordered_view(reader)
+    """
+    return OrderedView(reader)
+
+
 _FETCHED = 200  # cells of an index by time that are read together
 
 
@@ -244,7 +249,12 @@ class WritePlan:
         self.is_empty = not meta.databases
 
     def takes(self, record: RecordChanges) -> bool:
-        """Return whether a record is to be applied: False if that was done. `Damaged` if it is not the next one."""
+        """Return whether a record is to be applied: False if that was done. `Damaged` if it is not the next one.
+
+        >>> import millpond as mp
+        >>> def is_new(plan: mp.lowlevel.WritePlan, record: mp.lowlevel.RecordChanges) -> bool:
+        ...     return plan.takes(record)
+        """
         if record.number <= self.position:
             return False
         if self.position >= 0 and (record.number, record.previous) != (self.position + 1, self._record):
@@ -257,7 +267,12 @@ class WritePlan:
         return prefix_of(self._databases.index(name))
 
     def add(self, step: str, changes: StepChangeRows) -> None:
-        """Plan the changes of a step, after those that were added before."""
+        """Plan the changes of a step, after those that were added before.
+
+        >>> import millpond as mp
+        >>> def delete(plan: mp.lowlevel.WritePlan, key: bytes) -> None:
+        ...     plan.add("total", [mp.lowlevel.Change(key, b"", None)])
+        """
         found = read_changes(changes) if isinstance(changes, pa.Table) else changes
         cells, is_timed = self._prefix(CELLS + step), DUE + step in self._databases
         if isinstance(found, SingleCellChanges) and not is_timed:
@@ -303,7 +318,13 @@ class WritePlan:
             pending[place] = None if value is None else pack_cell(at, key, cell, value, due, wall)
 
     def finish(self, record: RecordChanges, *, is_partial: bool = False) -> None:
-        """Plan the metadata: that of the record, or of a store that is not complete yet."""
+        """Plan the metadata: that of the record, or of a store that is not complete yet.
+
+        >>> import millpond as mp
+        >>> def end(plan: mp.lowlevel.WritePlan, record: mp.lowlevel.RecordChanges) -> dict[bytes, bytes | None]:
+        ...     plan.finish(record)
+        ...     return plan.pending
+        """
         number = -1 if is_partial else record.number
         meta = StoreMeta(number, record.record, self._databases, self._latest, is_partial)
         self.pending[META] = meta.pack()

@@ -83,8 +83,14 @@ class OpenStore(Protocol):
     ("No space left on device"): the user is told to make room, and nothing is built again.
 
     >>> import millpond as mp
-    >>> def position_of(store: mp.lowlevel.OpenStore) -> int:
-    ...     return store.newest_record()[0]
+    >>> def use(store: mp.lowlevel.OpenStore, record: mp.lowlevel.RecordChanges) -> None:
+    ...     assert store.usable
+    ...     if store.newest_record()[0] < record.number:
+    ...         store.apply(record)
+    ...     with store.view() as view:
+    ...         print(view.get("total", b'"ann"'), store.room().size)
+    ...     store.move(store.path.with_name("g000001"))
+    ...     store.close()
     """
 
     path: Path
@@ -146,9 +152,11 @@ class Store(Protocol):
     """A kind of local store. It is a value that is pickled to the workers: settings, and no open file.
 
     >>> import millpond as mp
+    >>> from pathlib import Path
     >>> app = mp.App("orders", store="lmdb")
-    >>> def use_own(store: mp.lowlevel.Store) -> mp.App:
-    ...     return mp.App("orders", store=store)
+    >>> def make(store: mp.lowlevel.Store, local_dir: str) -> mp.lowlevel.OpenStore:
+    ...     store.check()
+    ...     return store.open(Path(store.home(local_dir), store.name), create=True)
     """
 
     @property
@@ -186,8 +194,9 @@ class ShrinkingStore(Protocol):
     """An `OpenStore` that does not give free space back by itself, and can be copied without it.
 
     >>> import millpond as mp
-    >>> issubclass(int, mp.lowlevel.ShrinkingStore)
-    False
+    >>> def shrink(store: mp.lowlevel.OpenStore) -> None:
+    ...     if isinstance(store, mp.lowlevel.ShrinkingStore):
+    ...         store.copy_shrunk(store.path.with_name("copy"))
     """
 
     def copy_shrunk(self, path: Path) -> None:

@@ -99,8 +99,7 @@ class KeyedTask:
             arrived.setdefault(exchange, []).append(blob)
         for exchange, pieces in carried.items():
             arrived.setdefault(exchange, []).extend(_fetch(tools.storage, piece) for piece in pieces)
-        stores = PartitionStores(context.home, self.partition, program.local_stores, program.steps)
-        stores.remove_others(context.log)
+        stores = PartitionStores(context.home, self.partition, program.local_stores, program.steps, tidies=True)
         tables = TaskTables(tools.storage, program, context, self.partition)
         whole, damaged_tables = program.whole_tables.get(self.stage, []), set[str]()
         for _ in range(MOST_REPLICA_ATTEMPTS):
@@ -109,9 +108,7 @@ class KeyedTask:
                     tables.open_whole(whole, rebuild=damaged_tables) if whole else nullcontext(),
                     stores.catch_up(tools.storage, context.log, rebuild=rebuild) as view,
                 ):
-                    self._run_steps(view, tables, headers, arrived, tools, result)
-                stores.shrink(context.log)
-                return
+                    return self._run_steps(view, tables, headers, arrived, tools, result)
             except Damaged as damage:
                 trouble = repeated_damage(stores.folder(context.log), damage)
                 rebuild, damaged_tables = True, set()
