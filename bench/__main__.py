@@ -22,6 +22,7 @@ import python_alone
 import read_replica
 import running_total
 import sources
+import stores
 import windows
 from harness import Bench
 
@@ -37,6 +38,7 @@ SUBJECTS: dict[str, list[Callable[[Bench], None]]] = {
     "replicas-table": [global_table.million_entries],
     "sources": [sources.json_lines, sources.streaming_dataframe],
     "replicas-reads": [read_replica.beside_a_stream],
+    "replicas-stores": [stores.replicas_stores],
 }
 # Only when they are asked for: they start a broker, and their peer is in an environment of its own.
 WITH_BROKER: dict[str, list[Callable[[Bench], None]]] = {

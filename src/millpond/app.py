@@ -35,6 +35,9 @@ from millpond.pipeline.keyed import KeyedStream
 from millpond.pipeline.state_options import StateOptions, step_settings
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, check_table
+from millpond.replica.local_stores import LocalStores, find_store
+from millpond.replica.room import parse_bytes
+from millpond.replica.store import Store
 from millpond.runtimes.base import Runtime
 from millpond.sources.base import Source, TimedSource
 from millpond.state_changes import StateChange
@@ -56,6 +59,10 @@ class App(AdminVerbs):
     The log is compacted after `compact_every` batches, or sooner if they are large. `keep` is how much of the past
     stays within reach of `history`, `at` and rollback: a number of batches, or a duration such as "7d".
 
+    `store` is the local store in which workers keep replicas: "lmdb", "rocksdb", "memory", or an `mp.lowlevel.Store`;
+    a step may have another. `local_limit` is how many bytes the app's replicas may take up on one host, as a number or
+    as text such as "20GB"; a batch that needs more fails with `Unavailable`, and None sets no limit.
+
     >>> import millpond as mp
     >>> app = mp.App("hello", state_dir="memory://")
     >>> words = app.stream("words", mp.sources.rows(["a", "b", "a"]))
@@ -76,6 +83,8 @@ class App(AdminVerbs):
         local_dir: str | None = None,
         keep: int | str | timedelta = 1000,
         compact_every: int = 100,
+        store: str | Store = "lmdb",
+        local_limit: int | str | None = None,
     ) -> None:
         check_name(name, "App(name)")
         if partitions is not None and (type(partitions) is not int or not 1 <= partitions <= 10_000):
@@ -84,6 +93,10 @@ class App(AdminVerbs):
             raise InvalidUse(f"App(compact_every): expected a whole number of 1 or more, got {compact_every!r}")
         self.name, self.partitions, self.local_dir = name, partitions, local_dir
         self.compact_every = compact_every
+        self._stores = LocalStores(
+            find_store(store, "App(store)"),
+            limit=None if local_limit is None else parse_bytes(local_limit, "App(local_limit)"),
+        )
         self.keep = parse_keep(keep, "App(keep)")
         self.state_dir = str(state_dir)
         self._graph = g.Graph()
@@ -210,7 +223,7 @@ class App(AdminVerbs):
         values = [value for module in modules for value in list(vars(module).values())]
         streams = [node.op.type for node in self._graph.nodes if isinstance(node.op, g.Read)]
         types = [value for value in [*values, *streams] if isinstance(value, _CLASS) and user_types.is_storable(value)]
-        return g.compile_program(self.name, self._graph, tuple(dict.fromkeys(types)))
+        return g.compile_program(self.name, self._graph, tuple(dict.fromkeys(types)), self._stores)
 
     def _open_storage(self) -> Storage:
         """Return the storage of `state_dir`, opened once. Offered as `mp.lowlevel.storage`."""
@@ -267,6 +280,7 @@ class App(AdminVerbs):
             step=None if program is None else program.steps.get(step),
             types=() if program is None else program.types,
             home=self.local_dir,
+            stores=self._stores if program is None else program.local_stores,
         )
 
     def changes(self, step: str, after: int = -1) -> Changes[StateChange]:

@@ -4,10 +4,12 @@
              AcknowledgedSource, RetainedSource; Split, Chunk, Limit, JsonLines, BadRow, TooMuch
     sinks    Sink, TableSink, FrameSink, RollbackSink, RegisteredSink, FencingSink, ChangesSink; Delivery, Registration
     replicas LogReplica, ReplicaPosition, LogPoint
+    stores   Store, OpenStore, ShrinkingStore, RecordChanges, Change, Room, Damaged, Replaced, Stuck; View, Entry; to
+             write one over an ordered map of bytes: OrderedReader, ordered_view, WritePlan
     apps     program, storage, run_with, Settings, Storage
 
 The docstrings of the protocols say when each method is called, how often, on which machine, and what a failure means.
-`millpond.testing` has a conformance suite for sources, for sinks, for replicas and for storages.
+`millpond.testing` has a conformance suite for sources, for sinks, for replicas, for storages and for stores.
 """
 
 from __future__ import annotations
@@ -21,9 +23,14 @@ from millpond.driver.loop import Settings
 from millpond.driver.settings import Hook
 from millpond.log.jobs import ProgressCallback
 from millpond.log.point import LogPoint
+from millpond.log.segment import Change
 from millpond.pipeline.graph import Program
 from millpond.reader import ReadOnlyApp
+from millpond.replica.cell_format import Damaged
+from millpond.replica.ordered import OrderedReader, WritePlan, ordered_view
 from millpond.replica.protocol import LogReplica, ReplicaPosition
+from millpond.replica.store import OpenStore, RecordChanges, Replaced, Room, ShrinkingStore, Store, Stuck
+from millpond.replica.view import Entry, View
 from millpond.sinks.base import (
     ChangesSink,
     Delivery,
@@ -58,10 +65,13 @@ __all__ = [
     "AcknowledgedSource",
     "BadRow",
     "BoundedSource",
+    "Change",
     "ChangesSink",
     "CheckedSource",
     "Chunk",
+    "Damaged",
     "Delivery",
+    "Entry",
     "FencingSink",
     "FrameSink",
     "JsonLines",
@@ -69,21 +79,32 @@ __all__ = [
     "Limit",
     "LogPoint",
     "LogReplica",
+    "OpenStore",
+    "OrderedReader",
+    "RecordChanges",
     "RegisteredSink",
     "Registration",
+    "Replaced",
     "ReplicaPosition",
     "RetainedSource",
     "RollbackSink",
+    "Room",
     "Settings",
+    "ShrinkingStore",
     "Sink",
     "SnapshotSource",
     "Source",
     "Split",
     "Storage",
+    "Store",
+    "Stuck",
     "TableSink",
     "TimedSource",
     "TooMuch",
+    "View",
     "WaitingSource",
+    "WritePlan",
+    "ordered_view",
     "program",
     "run_with",
     "storage",

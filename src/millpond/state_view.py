@@ -25,7 +25,8 @@ from millpond.log.paths import FOLDERS, Paths
 from millpond.log.reach import MOST_READ_ATTEMPTS, read_beside_retention, within_reach
 from millpond.log.record import Record
 from millpond.replica.folders import default_home
-from millpond.replica.lmdb_store import close_below, delete_replicas
+from millpond.replica.lending import close_below, delete_replicas
+from millpond.replica.local_stores import ONLY_LMDB, LocalStores
 from millpond.replica.snapshot import Apart, ReadView, Snapshot, SnapshotReader
 from millpond.steps.kind import Step
 from millpond.steps.shown_step import ShownStep
@@ -80,11 +81,13 @@ class StateView:
         types: tuple[type, ...] = (),
         home: str | None = None,
         batch: int | None = None,
+        stores: LocalStores = ONLY_LMDB,
     ) -> None:
         self._storage, self._app, self._name, self._clock = storage, app, name, clock
         self._step, self._types, self._batch = step, types, batch
         self._shown = ShownStep(app, name, step, types)
         self._ledger = Ledger(storage, app, clock)
+        self._stores = stores  # of the app; a replica in a folder of its own is in LMDB
         self._seen: int | None = None
         # The state at an earlier batch has a replica of its own, which is removed with this view. (A TemporaryDirectory
         # would warn when it goes with its owner.)
@@ -134,7 +137,9 @@ class StateView:
         self._shown.kind(record)  # raises if there is no such step
         partitions = range(record.partitions) if key is None else [partition_of(key, record.partitions)]
         try:
-            return SnapshotReader(self._ledger, home).take(record, partitions, partial(self._reader, key))
+            stores = self._stores if home == self._shared_home else ONLY_LMDB
+            reader = SnapshotReader(self._ledger, home, stores, (self._name,))
+            return reader.take(record, partitions, partial(self._reader, key))
         except Corrupt as error:
             if self._batch is not None:
                 self._record()  # which says so if the batch is no longer within reach

@@ -105,8 +105,8 @@ def test_the_path_of_a_row_is_short() -> None:
     script = [sys.executable, str(ROOT / "scripts" / "trace_row.py")]
     printed = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=True).stdout
     counts = {name: int(count) for name, count in map(str.split, printed.splitlines())}
-    assert counts["switches"] <= 127
-    assert counts["modules"] <= 50
+    assert counts["switches"] <= 128
+    assert counts["modules"] <= 52
     assert counts["frames"] <= 14
 
 

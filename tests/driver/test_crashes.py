@@ -27,9 +27,9 @@ EVERYWHERE = [(at, when) for at in STEPS for when in WHENS]
 COMMITTED = [(at, when) for at, when in EVERYWHERE if STEPS.index(at) > 2 or (at == "commit" and when != "before")]
 
 
-def payments(partitions: int) -> mp.App:
+def payments(partitions: int, store: str = "lmdb", sizes_store: str | None = None) -> mp.App:
     """Totals per card, then counts per size of the total; one sink for each, and one for the rows that fail."""
-    app = mp.App("payments", partitions=partitions)
+    app = mp.App("payments", partitions=partitions, store=store)
     rows = app.stream("payments", mp.sources.rows([]), on_error="dead-letter")
 
     def add_up(card, row, total):
@@ -43,7 +43,7 @@ def payments(partitions: int) -> mp.App:
 
     checked = rows.map(lambda row: {**row, "amount": int(row["amount"])})
     totals = checked.key_by("card").stateful_map("total", add_up, initial=0).to("totals", mp.sinks.memory())
-    sizes = totals.key_by(size=lambda row: row["total"] // 100).apply("sizes", number)
+    sizes = totals.key_by(size=lambda row: row["total"] // 100).apply("sizes", number, store=sizes_store)
     sizes.to("sizes out", mp.sinks.memory())
     app.dead_letters.map(lambda letter: letter["row"]).to("dead", mp.sinks.memory())
     return app
@@ -95,6 +95,21 @@ def test_after_a_crash_anywhere_state_and_sinks_are_those_of_the_plain_fold(part
             driver.send("payments", batch(4))
         driver.restart(lose_replicas=lose_replicas)
         assert held(driver) == folded(rows)
+
+
+@pytest.mark.parametrize(
+    ("store", "sizes_store"), [("rocksdb", None), ("memory", None), ("lmdb", "rocksdb"), ("rocksdb", "memory")]
+)
+def test_the_same_app_survives_crashes_everywhere_on_every_store(store, sizes_store):
+    rows, where = list[dict[str, Any]](), list[Any](EVERYWHERE)
+    with TestDriver(payments(2, store, sizes_store)) as driver:
+        for number, (at, when) in enumerate(where):
+            driver.crash(at=at, when=when)
+            rows += batch(number)
+            with pytest.raises(Crashed, match=f"crashed {when} {at}"):
+                driver.send("payments", batch(number))
+            driver.restart(lose_replicas=number % 4 == 3)
+            assert held(driver) == folded(rows), f"after a crash {when} {at}"
 
 
 @pytest.mark.parametrize("at, when", EVERYWHERE)

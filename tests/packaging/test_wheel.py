@@ -24,7 +24,11 @@ PROJECT: Any = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 # The module of the package that uses the libraries of an extra.
-USERS = {"kafka": "millpond.sources.kafka", "polars": "millpond.rows.frame_kinds"}
+USERS = {
+    "kafka": "millpond.sources.kafka",
+    "polars": "millpond.rows.frame_kinds",
+    "rocksdb": "millpond.replica.rocksdb_store",
+}
 
 pytestmark = pytest.mark.slow
 

@@ -26,29 +26,29 @@ def total(key: str, row: dict[str, Any], state: int) -> tuple[None, int]:
     return None, state + row["value"]
 
 
-def an_app(rows: list[Any]) -> mp.App:
-    app = mp.App("full", partitions=1)
+def an_app(rows: list[Any], store: str = "lmdb") -> mp.App:
+    app = mp.App("full", partitions=1, store=store)
     app.stream("rows", Lanes({"0": rows}, width=1000)).key_by("key").stateful_map("total", total, initial=0)
     return app
 
 
 PROGRAM = """
-import sys
+import random, sys
 from pathlib import Path
 import millpond as mp
 from millpond.storage import open_storage
 from test_full_local_dir import an_app, driver_of, fill, WHOLE
 
-place, state, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-rows = [{"key": f"k{n:05d}" + "x" * 200, "value": 1} for n in range(1000)]
-driver = driver_of(an_app(rows), open_storage(state), place / "local")
+place, state, when, store = Path(sys.argv[1]), *sys.argv[2:]
+rows = [{"key": f"k{n:05d}" + random.Random(n).randbytes(100).hex(), "value": 1} for n in range(1000)]
+driver = driver_of(an_app(rows, store), open_storage(state), place / "local")
 try:
     if when == "before":
         fill(place)
     driver.batch(WHOLE)
     if when == "between":
         fill(place)
-    rows += [{"key": f"m{n:05d}" + "x" * 200, "value": 1} for n in range(5000)]
+    rows += [{"key": f"m{n:05d}" + random.Random(n).randbytes(100).hex(), "value": 1} for n in range(5000)]
     while driver.batch(WHOLE):
         pass
 except mp.errors.Unavailable as error:
@@ -80,20 +80,67 @@ def small(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.parametrize("when", ["before", "between", "growing"])
-def test_a_full_disk_is_an_error_in_words(small: Path, tmp_path: Path, when: str) -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(small), str(tmp_path / "state"), when],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+def run_program(program: str, small: Path, *args: str) -> Any:
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "MILLPOND_MEMORY_DIR": str(small)}
+    return subprocess.run(
+        [sys.executable, "-c", program, str(small), *args],
+        capture_output=True, text=True, check=False, env={**os.environ, **paths},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("store", ["lmdb", "rocksdb", "memory"])
+@pytest.mark.parametrize("when", ["before", "between", "growing"])
+def test_a_full_disk_is_an_error_in_words(small: Path, tmp_path: Path, when: str, store: str) -> None:
+    found = run_program(PROGRAM, small, str(tmp_path / "state"), when, store)
     assert (found.returncode, found.stderr) == (0, ""), "not killed by a signal"
-    assert "local replica" in found.stdout and str(small) in found.stdout
-    assert "Its disk is full" in found.stdout and "choose another local_dir" in found.stdout
+    assert str(small) in found.stdout
+    if (store, when) != ("memory", "before"):
+        assert "local replica" in found.stdout
+        assert "Its disk is full" in found.stdout and "choose another local_dir" in found.stdout
+    else:
+        assert "No space left on device" in found.stdout and "another tmpfs in MILLPOND_MEMORY_DIR" in found.stdout
     shutil.rmtree(small, ignore_errors=True)
     app = an_app([])
     app.state_dir, app.local_dir = str(tmp_path / "state"), str(tmp_path / "elsewhere")
     held = dict(app.state("total").items())
     assert set(held.values()) <= {1, 2}, "and the state is safe"
+
+
+GOES_ON = """
+import sys
+from pathlib import Path
+import millpond as mp
+from millpond.storage import open_storage
+from test_full_local_dir import an_app, driver_of, fill, WHOLE
+
+place, state, store = Path(sys.argv[1]), *sys.argv[2:]
+rows = [{"key": f"k{n}", "value": 1} for n in range(30)]
+driver = driver_of(an_app(rows, store), open_storage(state), place / "local")
+driver.batch(WHOLE)
+for n in range(3):
+    rows += [{"key": f"k{n}", "value": 1} for n in range(30)]
+    fill(place)
+    try:
+        while driver.batch(WHOLE):  # a store may have the room for a record already
+            rows += [{"key": f"k{n}", "value": 0} for n in range(30)]
+    except mp.errors.Unavailable as error:
+        assert "disk is full" in str(error), error
+    else:
+        sys.exit("no error")
+    (place / "filled").unlink()
+    while driver.batch(WHOLE):
+        pass
+driver.close()
+app = an_app([], store)
+app.state_dir, app.local_dir = state, str(place / "local")
+print(sorted(set(dict(app.state("total").items()).values())))
+"""
+
+
+@pytest.mark.parametrize("store", ["lmdb", "rocksdb", "memory"])
+def test_an_app_goes_on_when_there_is_room_again(small: Path, tmp_path: Path, store: str) -> None:
+    found = run_program(GOES_ON, small, str(tmp_path / "state"), store)
+    assert (found.returncode, found.stderr, found.stdout) == (0, "", "[4]\n")
 
 
 def test_the_lock_file_has_all_its_blocks(tmp_path: Path) -> None:

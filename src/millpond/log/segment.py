@@ -69,7 +69,12 @@ OutputBlock: TypeAlias = bytes | Columns  # encoded rows, lines of text with the
 
 
 class Change(NamedTuple):
-    """One change of one cell; `value` None is a deletion. It is applied in the same way live and on replay."""
+    """One change of one cell; `value` None is a deletion. It is applied in the same way live and on replay.
+
+    >>> import millpond as mp
+    >>> mp.lowlevel.Change(b'"ann"', b"", None).due is None
+    True
+    """
 
     key: bytes
     cell: bytes

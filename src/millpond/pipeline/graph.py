@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from millpond.codec.user_types import is_storable
 from millpond.errors import InvalidUse
 from millpond.log.paths import check_name
 from millpond.pipeline.epoch import MessageTime
+from millpond.replica.local_stores import ONLY_LMDB, LocalStores
 from millpond.rows.rows import Rows
 from millpond.sinks.base import Sink
 from millpond.steps.failure import OnError, Retry, is_needed_again
@@ -244,6 +245,7 @@ class Program:
     consumers: tuple[tuple[int, ...], ...]
     stages: tuple[int, ...]  # the stage in which a node's output goes on: of an exchange, the one that it leads to
     types: tuple[type, ...]
+    stores: LocalStores = ONLY_LMDB  # as the app says; `local_stores` adds what its steps say
 
     def __getstate__(self) -> dict[str, Any]:
         """Only the fields travel to the workers: what is computed from them is computed there again."""
@@ -396,6 +398,12 @@ class Program:
         return {op.step.name: op.step for op in ops}
 
     @cached_property
+    def local_stores(self) -> LocalStores:
+        """The local stores of the state of all steps."""
+        own = {name: step.state.store for name, step in self.steps.items() if step.state.store is not None}
+        return replace(self.stores, of_steps=own) if own else self.stores
+
+    @cached_property
     def sinks(self) -> Mapping[str, Sink]:
         return {node.op.sink_name: node.op.sink for node in self.nodes if isinstance(node.op, Deliver)}
 
@@ -416,7 +424,7 @@ class Program:
         return {stage: sorted(tables) for stage, tables in found.items()}
 
 
-def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Program:
+def compile_program(app: str, graph: Graph, types: tuple[type, ...] = (), stores: LocalStores = ONLY_LMDB) -> Program:
     """Return the program of a graph; InvalidUse if it cannot run."""
     behind_letters = _behind_letters(graph)
     _check_letters(app, [graph.nodes[i] for i in sorted(behind_letters)])
@@ -439,6 +447,7 @@ def compile_program(app: str, graph: Graph, types: tuple[type, ...] = ()) -> Pro
         tuple(map(tuple, consumers)),
         tuple(stage_of[node.id] for node in graph.nodes),
         tuple(dict.fromkeys([*types, *step_types])),
+        stores,
     )
 
 

@@ -17,6 +17,7 @@ from millpond.pipeline.state_options import StateOptions, StepSettings, step_set
 from millpond.pipeline.stream import Frame, On, Out, R, Stream, async_operator, batch_operator
 from millpond.pipeline.table import LookupOptions, Table, add_lookup, check_tables
 from millpond.pipeline.windowed import GivenWindow, K, WindowedStream, check_window
+from millpond.replica.store import Store
 from millpond.rows.fields import FieldReader
 from millpond.rows.frame_kinds import frame_kind
 from millpond.sinks.base import Sink
@@ -233,6 +234,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         migrate: Mapping[int, Callable[..., Any]] | None = None,
         renamed_from: str | None = None,
         on_error: OnError | None = None,
+        store: str | Store | None = None,
     ) -> KeyedStream[K, dict[str, Any]]:
         """Call `f(rows, states)` once per batch and partition that has rows; it returns `(outputs, states)`.
 
@@ -282,6 +284,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
             "migrate": migrate,
             "renamed_from": renamed_from,
             "on_error": on_error,
+            "store": store,
         }
         settings = self._settings("apply_batch", name, how)
         return self._add_step(ApplyBatchStep(f=f, frames=frames, columns=columns, key_names=key_names, **settings))
@@ -379,6 +382,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ttl: Lifetime | None = None,
         renamed_from: str | None = None,
         on_error: OnError | None = None,
+        store: str | Store | Aggregation | None = None,
         **aggregations: Aggregation,
     ) -> KeyedStream[K, dict[str, Any]]:
         """Keep running aggregates per key, and emit a row per input row: the key's fields and each result by its name.
@@ -394,6 +398,8 @@ class KeyedStream(Stream[R], Generic[K, R]):
         ...     driver.output("out")
         [{'customer': 'ann', 'n': 1, 'spent': 3}, {'customer': 'ann', 'n': 2, 'spent': 7}]
         """
+        if isinstance(store, Aggregation):  # a result may have any name
+            aggregations, store = {"store": store, **aggregations}, None
         check_given_aggregations(aggregations, f"aggregate({name!r})")
         clash = sorted(set(aggregations) & set(self._node.keyed or ()))
         if clash:
@@ -402,7 +408,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
             )
         check_aggregations(self._graph, self._node, aggregations, f"aggregate({name!r})")
         retracting = with_retractions(f"aggregate({name!r})", self._graph, self._node, aggregations)
-        options: StateOptions = {"on_error": on_error, "ttl": ttl, "renamed_from": renamed_from}
+        options: StateOptions = {"on_error": on_error, "ttl": ttl, "renamed_from": renamed_from, "store": store}
         settings = self._settings("aggregate", name, options)
         step = AggregateStep(
             aggregations=retracting or aggregations,
@@ -420,6 +426,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         *,
         renamed_from: str | None = None,
         on_error: OnError | None = None,
+        store: str | Store | None = None,
     ) -> KeyedStream[K, R]:
         """Let only the first row of each key pass, or of each `by` of a key: for ever, or `within` a duration.
 
@@ -437,7 +444,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         """
         where = f"deduplicate({name!r}, within)"
         lives = None if within is None else check_ttl(duration(within, where), where)
-        options: StateOptions = {"on_error": on_error, "renamed_from": renamed_from}
+        options: StateOptions = {"on_error": on_error, "renamed_from": renamed_from, "store": store}
         if lives is not None:
             options["ttl"] = TTL(lives.after, refresh="never")
         if callable(by):
@@ -498,6 +505,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         clock: By = "stream",
         renamed_from: str | None = None,
         on_error: OnError | None = None,
+        store: str | Store | None = None,
     ) -> WindowedStream[K, R]:
         """Put the rows of each key into windows. Call `aggregate` on the result to say what to compute over each.
 
@@ -528,7 +536,8 @@ class KeyedStream(Stream[R], Generic[K, R]):
         options = check_window(name, given)
         if window.is_timed:
             check_has_times(self._graph, self._node, f"window({name!r})")
-        return WindowedStream(self, name, options, {"on_error": on_error, "renamed_from": renamed_from})
+        state_options: StateOptions = {"on_error": on_error, "renamed_from": renamed_from, "store": store}
+        return WindowedStream(self, name, options, state_options)
 
     def join_interval(
         self,
@@ -542,6 +551,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         merge: Callable[[Any, Any], Any] | None = None,
         type: Any = None,
         on_error: OnError | None = None,
+        store: str | Store | None = None,
     ) -> JoinedStream[K, Any]:
         """Join rows of one key whose times are near each other.
 
@@ -570,7 +580,8 @@ class KeyedStream(Stream[R], Generic[K, R]):
         [{'order': 1, 'at': 5, 'at_right': 8, 'by': 'card'}, {'order': 2, 'at': 6}]
         """
         options = joins.check_join_interval(name, before, after, grace, how, merge)
-        settings = self._join_settings("join_interval", name, other, {"type": type, "on_error": on_error})
+        kept: StateOptions = {"type": type, "on_error": on_error, "store": store}
+        settings = self._join_settings("join_interval", name, other, kept)
         return self._add_join(IntervalJoinStep(**options, **settings), other)
 
     def join_asof(
@@ -584,6 +595,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         merge: Callable[[Any, Any], Any] | None = None,
         type: Any = None,
         on_error: OnError | None = None,
+        store: str | Store | None = None,
     ) -> JoinedStream[K, Any]:
         """Join each row with the newest row of the other stream, of the same key, at or before its time.
 
@@ -608,7 +620,8 @@ class KeyedStream(Stream[R], Generic[K, R]):
         [{'paper': 'X', 'at': 3, 'at_right': 1, 'bid': 9}, {'paper': 'Y', 'at': 3}]
         """
         options = joins.check_join_asof(name, keep, how, wait, merge)
-        settings = self._join_settings("join_asof", name, other, {"type": type, "on_error": on_error})
+        kept: StateOptions = {"type": type, "on_error": on_error, "store": store}
+        settings = self._join_settings("join_asof", name, other, kept)
         return self._add_join(AsofJoinStep(**options, **settings), other)
 
     def join_window(
@@ -622,6 +635,7 @@ class KeyedStream(Stream[R], Generic[K, R]):
         merge: Callable[[Any, Any], Any] | None = None,
         type: Any = None,
         on_error: OnError | None = None,
+        store: str | Store | None = None,
     ) -> JoinedStream[K, Any]:
         """Join all rows of one key that are in the same window.
 
@@ -648,7 +662,8 @@ class KeyedStream(Stream[R], Generic[K, R]):
         [{'user': 'ann', 'at': 1, 'page': 'a', 'at_right': 9}]
         """
         options = joins.check_join_window(name, window, grace, how, merge)
-        settings = self._join_settings("join_window", name, other, {"type": type, "on_error": on_error})
+        kept: StateOptions = {"type": type, "on_error": on_error, "store": store}
+        settings = self._join_settings("join_window", name, other, kept)
         return self._add_join(WindowJoinStep(**options, **settings), other)
 
     # --- how steps are added ---

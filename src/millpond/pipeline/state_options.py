@@ -9,6 +9,8 @@ from millpond.errors import InvalidUse
 from millpond.log.paths import check_name
 from millpond.pipeline import graph as g
 from millpond.pipeline.event_time import check_has_times
+from millpond.replica.local_stores import find_store
+from millpond.replica.store import Store
 from millpond.steps.failure import OnError, check_on_error
 from millpond.steps.kind import StateSettings
 from millpond.steps.state.migration import Lazily, takes_key
@@ -23,7 +25,8 @@ class StateOptions(TypedDict, total=False):
     long state lives. `version` is the version of the state's shape that the program knows, and `migrate[v]` makes
     version v + 1 of version v: a function of the value, or of key and value that returns both. `mp.lazily` postpones
     the migrations until a key is needed. `renamed_from` is the name under which the state was stored before.
-    `on_error` says what happens to rows that fail.
+    `on_error` says what happens to rows that fail. `store` is the local store in which workers keep the state: "lmdb",
+    "rocksdb", "memory" or an `mp.lowlevel.Store`; None means the one of the app.
     """
 
     type: Any
@@ -32,6 +35,7 @@ class StateOptions(TypedDict, total=False):
     migrate: Mapping[int, Callable[..., Any]] | None
     renamed_from: str | None
     on_error: OnError | None
+    store: str | Store | None
 
 
 class StepSettings(TypedDict):
@@ -54,6 +58,7 @@ def step_settings(graph: g.Graph, node: g.Node, verb: str, name: str, options: S
     on_error = options.get("on_error")
     policy = node.on_error if on_error is None else check_on_error(on_error, f"{where})")
     version, migrate = options.get("version", 1), options.get("migrate")
+    store = options.get("store")
     state = StateSettings(
         types=_as_types(options.get("type")),
         ttl=ttl,
@@ -61,6 +66,7 @@ def step_settings(graph: g.Graph, node: g.Node, verb: str, name: str, options: S
         migrations=_check_migrations(version, migrate, f"{where})"),
         is_lazy=isinstance(migrate, Lazily),
         renamed_from=renamed_from,
+        store=None if store is None else find_store(store, f"{where}, store)"),
     )
     return {"name": name, "on_error": policy, "state": state}
 

@@ -34,7 +34,10 @@ from millpond.log.segment import Change, SegmentOrigin
 from millpond.replica import folders
 from millpond.replica.cell_format import Damaged
 from millpond.replica.fill_progress import FillProgress
-from millpond.replica.lmdb_store import RecordChanges, Replaced, StepChangeRows, Stuck, build_replica, lend_replica
+from millpond.replica.lending import build_store, lend_store
+from millpond.replica.lmdb_store import LMDB
+from millpond.replica.room import LocalLimit
+from millpond.replica.store import OpenStore, RecordChanges, Replaced, StepChangeRows, Store, Stuck
 from millpond.replica.view import View
 from millpond.storage import Storage
 
@@ -61,14 +64,19 @@ class ChangeReader(Protocol):
 
 @dataclass(frozen=True)
 class PartitionChanges:
-    """The changes of one partition. With `report`, the driver learns how much of a replica is loaded."""
+    """The changes of one partition: of all steps, or of those for which `holds` is true.
+
+    With `report`, the driver learns how much of a replica is loaded.
+    """
 
     storage: Storage
     partition: int
+    holds: Callable[[str], bool] | None = None
     report: RecoveryFile | None = None
 
     def read_manifest(self, manifest: Manifest) -> Iterator[tuple[str, StepChangeRows]]:
-        mine = [(step, run) for step, found in manifest.runs.items() for run in found.get(self.partition, [])]
+        runs = {step: found for step, found in manifest.runs.items() if self.holds is None or self.holds(step)}
+        mine = [(step, run) for step, found in runs.items() for run in found.get(self.partition, [])]
         parts = [(step, part) for step, run in mine for part in run]
         progress = FillProgress(manifest.app, self.partition, [part.file for _, part in parts], self.report)
         try:
@@ -80,7 +88,7 @@ class PartitionChanges:
 
     def read_record(self, segments: dict[int, SegmentsByStep]) -> Mapping[str, Sequence[Change]]:
         mine = segments.get(self.partition, {})
-        return {step: self._read(files) for step, files in mine.items()}
+        return {step: self._read(files) for step, files in mine.items() if self.holds is None or self.holds(step)}
 
     def _read(self, files: list[Pointer]) -> Sequence[Change]:
         if len(files) != 1:
@@ -89,14 +97,33 @@ class PartitionChanges:
         return segment.unpack_state(checked.read_file(self.storage, files[0])) if held is None else held
 
 
+@dataclass(frozen=True)
+class ReplicaPlace:
+    """Where a replica is: its folder, the kind of store in it, and how large the replicas of the app may grow."""
+
+    folder: Path
+    store: Store = LMDB
+    limit: LocalLimit | None = None
+
+    def guard(self, record: RecordChanges, store: OpenStore | None) -> RecordChanges:
+        """Return the record, with the limit checked; None is a store that is being built."""
+        return record if self.limit is None else self.limit.guard(record, self.folder, store)
+
+
 @contextmanager
 def catch_up(
-    storage: Storage, log_point: LogPoint, folder: Path, changes: ChangeReader, *, rebuild: bool = False
+    storage: Storage,
+    log_point: LogPoint,
+    folder: Path | ReplicaPlace,
+    changes: ChangeReader,
+    *,
+    rebuild: bool = False,
 ) -> Iterator[View]:
     """Yield a view of the replica in `folder`, which has reached the record of a log point, or a later one.
 
     The view is of this very ledger, whatever else shares the folder. If the newest manifest or a file that it names is
-    damaged, an earlier one and more of the log are used, for as long as retention keeps them.
+    damaged, an earlier one and more of the log are used, for as long as retention keeps them. A path stands for an
+    LMDB store; a `ReplicaPlace` says which store it is, and how large it may grow.
     """
     manifest, below = log_point.manifest, log_point.number
     with ExitStack() as stack:
@@ -175,20 +202,21 @@ def _always(position: int, checksum: str) -> bool:
 
 @contextmanager
 def open_replica(
-    folder: Path,
+    at: Path | ReplicaPlace,
     missing: Callable[[int], Iterable[RecordChanges]],
     rebuild: bool = False,
     belongs: Callable[[int, str], bool] = _always,
 ) -> Iterator[View]:
-    """Yield a view of the replica in `folder`, brought up to date; build it if it is missing or cannot be used.
+    """Yield a view of the replica at a place, brought up to date; build it if it is missing or cannot be used.
 
     `missing(position)` returns the records after a position, -1 being before the first of them all.
     `belongs(position, checksum)` is asked whether a store at that record is of this log at all: about the store as it
     is found, and about the very view that is yielded. If the store turns out to be damaged while the view is read,
     `Damaged` is raised, even if it was just rebuilt: another process may have replaced it, or may be damaging it.
-    `Unavailable` if no view can be had.
+    `Unavailable` if no view can be had. A path stands for an LMDB store.
     """
-    view, opened = _open_view(folder, missing, rebuild, belongs)
+    place = at if isinstance(at, ReplicaPlace) else ReplicaPlace(at)
+    view, opened = _open_view(place, missing, rebuild, belongs)
     with opened:
         try:
             yield view  # errors of the program's data may be of the kinds in _UNREADABLE: only a view raises `Damaged`
@@ -197,26 +225,29 @@ def open_replica(
 
 
 def _open_view(
-    folder: Path,
+    place: ReplicaPlace,
     missing: Callable[[int], Iterable[RecordChanges]],
     rebuild: bool,
     belongs: Callable[[int, str], bool],
 ) -> tuple[View, ExitStack]:
     """Return a view that is up to date, and what closes it."""
     trouble: BaseException | None = None
+    folder, store = place.folder, place.store
     for _ in range(MOST_REPLICA_ATTEMPTS):
         try:
             with ExitStack() as attempt:
                 records = iter(missing(-1) if rebuild else ())
                 try:
-                    built = build_replica(folder, records) if rebuild else None
-                    replica = attempt.enter_context(lend_replica(folder, built))
+                    built = (
+                        build_store(store, folder, (place.guard(each, None) for each in records)) if rebuild else None
+                    )
+                    replica = attempt.enter_context(lend_store(store, folder, built))
                     if not rebuild:
                         position, checksum = replica.newest_record()
                         _check_history(position, checksum, belongs)
                         records = iter(missing(position))
                     for record in records:  # which may be fetched here, before a lock of the store is taken
-                        replica.apply(record)
+                        replica.apply(place.guard(record, replica))
                     view = attempt.enter_context(replica.view())
                     _check_history(view.position, view.record, belongs)
                 except _UNREADABLE as error:

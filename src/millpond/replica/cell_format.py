@@ -30,6 +30,10 @@ class Damaged(BaseException):
 
     Not an `Exception`: state is read inside the user's functions, and neither their `except Exception` nor the error
     policy of a row may take damage of the store for an error of the row.
+
+    >>> import millpond as mp
+    >>> issubclass(mp.lowlevel.Damaged, Exception)
+    False
     """
 
 

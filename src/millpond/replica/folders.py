@@ -9,8 +9,9 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 
 from millpond.clock import boot, new_id
@@ -36,14 +37,49 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def partition_folder(home: str | None, log_point: LogPoint, partition: int) -> Path:
-    """Return the folder of a partition's replica; every incarnation, count of partitions and epoch has its own."""
-    return _folder(home, log_point, f"{partition:05d}")
+def memory_home(home: str) -> Path:
+    """Return the folder of the stores in memory that belong to a folder of replicas; each has its own.
+
+    It is below `MILLPOND_MEMORY_DIR`, or `/dev/shm`, which Linux keeps in memory.
+    """
+    root = os.environ.get("MILLPOND_MEMORY_DIR") or "/dev/shm"
+    owner = blake2b(os.fsencode(os.path.abspath(home)), digest_size=8).hexdigest()
+    return Path(root, f"millpond-{quote_name(_user())}", owner)
 
 
-def table_folder(home: str | None, log_point: LogPoint, table: str) -> Path:
+def partition_folder(home: str | None, log_point: LogPoint, partition: int, store: str = "") -> Path:
+    """Return the folder of a partition's replica; every incarnation, count of partitions and epoch has its own.
+
+    `store` tells the stores of a partition apart: "" is an LMDB store of all steps.
+    """
+    return _folder(home, log_point, f"{partition:05d}{store}")
+
+
+def table_folder(home: str | None, log_point: LogPoint, table: str, store: str = "") -> Path:
     """Return the folder of the replica of a whole table."""
-    return _folder(home, log_point, f"table-{quote_name(table, MOST_TABLE)}")
+    return _folder(home, log_point, f"table-{quote_name(table, MOST_TABLE)}{store}")
+
+
+def other_stores(folder: Path, chosen: Container[str]) -> list[Path]:
+    """Return the folders beside one that hold the same partition or table in stores that are not `chosen` now.
+
+    `chosen` are the tags of those that are, as in `partition_folder(…, store)`.
+    """
+    own = _TAGGED.fullmatch(folder.name)
+    try:
+        names = os.listdir(folder.parent)
+    except OSError:
+        return []
+    found = [match for match in map(_TAGGED.fullmatch, names) if match is not None and own is not None]
+    return [
+        folder.parent / match[0]
+        for match in found
+        if own is not None and (match[1], match[3]) == (own[1], own[3]) and (match[2] or "") not in chosen
+    ]
+
+
+# No name of a user's holds a percent sign that a small letter follows: see `quote_name`.
+_TAGGED = re.compile(r"(.*?)(%[a-z][a-z0-9]*(?:-[0-9a-f]{8})?)?(-of-[0-9]{5,}(?:-since-[0-9]+)?)")
 
 
 def reader_folder(home: str | None, log_point: LogPoint) -> Path:

@@ -17,17 +17,15 @@ file, and a file that anything else has touched since is not read at all.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 from zlib import crc32
 
 import lmdb
@@ -35,7 +33,7 @@ import msgspec
 import pyarrow as pa
 
 from millpond.log.segment import Change, SingleCellChanges, read_changes
-from millpond.replica import folders, host_lock
+from millpond.replica import host_lock
 from millpond.replica.bulk_load import append_table
 from millpond.replica.cell_format import (
     CELL_HEAD,
@@ -51,37 +49,23 @@ from millpond.replica.cell_format import (
     unpack_cell,
     unpack_time,
 )
+from millpond.replica.lending import MOST_OPEN as MOST_OPEN
+from millpond.replica.lending import close_below as close_below
+from millpond.replica.lending import delete_replicas as delete_replicas
+from millpond.replica.lending import file_errors
 from millpond.replica.lmdb_view import CELLS, DUE, WALL, LmdbView
+from millpond.replica.store import RecordChanges as RecordChanges
+from millpond.replica.store import Replaced as Replaced
+from millpond.replica.store import Room
+from millpond.replica.store import StepChangeRows as StepChangeRows
+from millpond.replica.store import Stuck as Stuck
 from millpond.timing import MAX_TICKS
 
 MAP_SIZE = 1 << 40  # address space, not memory: the file is sparse and grows with the data
 MAX_DATABASES = 3072  # three for each step
-MOST_OPEN = 48  # stores in one process: address space has room for about a hundred of them
 MOST_READERS = 512
 LOCK_BYTES = 128 * (MOST_READERS + 2)  # at least what LMDB needs for its table of readers
 _META = b"position"
-
-StepChangeRows: TypeAlias = "Sequence[Change] | pa.Table"
-
-
-class RecordChanges(NamedTuple):
-    """One record to apply: its number, its changes, its checksum, and the checksum of the record that it follows.
-
-    A step may come several times, in pieces, and as tables.
-    """
-
-    number: int
-    changes: Mapping[str, Sequence[Change]] | Iterable[tuple[str, StepChangeRows]]
-    record: str = ""
-    previous: str = ""
-
-
-class Replaced(Exception):
-    """The store is not there: it has not been built yet, or another process has built a newer one."""
-
-
-class Stuck(Exception):
-    """Another process has held the store's lock for too long; it may be stopped."""
 
 
 class _Meta(msgspec.Struct):
@@ -100,7 +84,7 @@ class Replica:
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         """Open the store at a path. Without `create`, `Replaced` or `Damaged` if there is none."""
-        with _file_errors():
+        with file_errors():
             self._open(path, create)
 
     def _open(self, path: Path, create: bool) -> None:
@@ -175,17 +159,13 @@ class Replica:
         finally:
             self._threads.release()
 
-    def _looks(self) -> bytes:
-        found = os.stat(self._data)
-        return b"%d %d %d\n" % (found.st_ino, found.st_size, found.st_ctime_ns)
-
     def _sign(self) -> None:
-        text = self._looks()
+        text = _looks(self._data)
         os.pwrite(self._signature, text, 0)
         os.ftruncate(self._signature, len(text))
 
     def _check(self) -> None:
-        looks = self._looks()
+        looks = _looks(self._data)
         if os.pread(self._signature, 200, 0) != looks:
             raise Damaged(f"{self._data} was touched by something else")
 
@@ -220,7 +200,7 @@ class Replica:
 
         A record at or before the position is passed over: another process may have applied it.
         """
-        with _file_errors(), self._lock(fcntl.LOCK_EX):
+        with file_errors(), self._lock(fcntl.LOCK_EX):
             self._env.reader_check()  # a reader that was killed would keep its version, and its room, for ever
             self._check()
             position = self._apply(record)
@@ -265,10 +245,57 @@ class Replica:
         self._databases.update(opened)
         return number
 
+    def room(self) -> Room:
+        """Return how large the store is. LMDB never gives free pages back to the disk, and uses them again."""
+        with file_errors(), self.view() as view:
+            stats, info = [self._env.stat(), *view.database_stats()], self._env.info()
+            used = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+            size = sum(file.stat().st_blocks * 512 for file in os.scandir(self.path))
+            return Room(size, max(0, info["last_pgno"] + 1 - used) * stats[0]["psize"])
+
+    def copy_shrunk(self, path: Path) -> None:
+        """Write a copy without free pages. It is of one version; writers go on meanwhile."""
+        with file_errors():
+            with self._lock(fcntl.LOCK_SH):
+                self._check()
+            path.mkdir()
+            try:
+                self._env.copy(str(path), compact=True)
+            except lmdb.Error as error:
+                raise Damaged(str(error)) from error
+            with self._lock(fcntl.LOCK_SH):
+                self._check()  # or bytes that something else has put there would be signed
+            (path / "signature").write_bytes(_looks(path / "data.mdb"))
+
     def close(self) -> None:
         if self._pid == os.getpid():
             self._env.close()
             os.close(self._signature)
+
+
+@dataclass(frozen=True)
+class LmdbStore:
+    """The kind of store that `store="lmdb"` chooses, the default."""
+
+    name: str = "lmdb"
+
+    def check(self) -> None:
+        return None
+
+    def home(self, local_dir: str) -> str:
+        return local_dir
+
+    def open(self, path: Path, *, create: bool) -> Replica:
+        return Replica(path, create=create)
+
+
+LMDB = LmdbStore()
+
+
+def _looks(data: Path) -> bytes:
+    """Return how the file of a store looks from outside, which changes with each write."""
+    found = os.stat(data)
+    return b"%d %d %d\n" % (found.st_ino, found.st_size, found.st_ctime_ns)
 
 
 def _reserve(lock: Path) -> None:
@@ -414,122 +441,3 @@ def _put_timed(txn: Any, database: Any, indexes: list[Any], changes: Sequence[Ch
     for target, pairs in ((database, puts), (indexes[0], sorted(added[0])), (indexes[1], sorted(added[1]))):
         with txn.cursor(db=target) as cursor:
             cursor.putmulti(pairs)
-
-
-_open: dict[Path, Replica] = {}  # the one used last comes last
-_opening = threading.Lock()
-
-
-@contextmanager
-def lend_replica(folder: Path, built: Replica | None) -> Iterator[Replica]:
-    """Yield the replica that was built just now, or the newest. It stays open in this process for the next use."""
-    with _opening:
-        lent = _open_newest(folder) if built is None else built
-        lent.users += 1
-        held = _open.pop(folder, None)
-        if held is not None and held is not lent and held.users == 0:  # else the last one to use it closes it
-            held.close()
-        _open[folder] = lent
-        idle = [other for other, found in _open.items() if found.users == 0]
-        for other in idle[: max(0, len(_open) - MOST_OPEN)]:
-            _open.pop(other).close()
-    try:
-        yield lent
-    finally:
-        with _opening:
-            lent.users -= 1
-            if lent.users == 0 and _open.get(folder) is not lent:
-                lent.close()
-
-
-def _open_newest(folder: Path) -> Replica:
-    held = _open.get(folder)
-    if held is not None and held.usable:
-        return held
-    _close_removed()
-    numbers = folders.generations(folder)
-    if not numbers:
-        raise Replaced("it has not been built")
-    return Replica(folders.generation_folder(folder, numbers[-1]), create=False)
-
-
-def _close_removed() -> None:
-    """Close stores that another process has removed: an open file takes up space until it is closed."""
-    for folder in [folder for folder, held in _open.items() if held.users == 0 and not held.path.exists()]:
-        _open.pop(folder).close()
-
-
-def build_replica(folder: Path, records: Iterator[RecordChanges]) -> Replica:
-    """Build a store beside those that are there from the first of the records, and make it the newest generation.
-
-    That record may be all of a manifest, and take minutes to fetch. `Replaced` if another process has built one
-    meanwhile.
-    """
-    before = max(folders.generations(folder), default=0)
-    with _file_errors(), host_lock.host_turn(folder) as progress, folders.building_folder(folder) as path:
-        _check_newest(folder, before)
-        replica = Replica(path)
-        try:
-            for record in islice(records, 1):
-                replica.apply(_report_progress(record, progress))
-            _check_newest(folder, before)
-            replica.move(folders.generation_folder(folder, before + 1))
-        except BaseException:
-            replica.close()
-            raise
-        folders.discard_others(folder, replica.path)
-    for older in folders.older_epoch_folders(folder):
-        with _opening:
-            found = _open.get(older)
-            if found is None or found.users == 0:
-                if found is not None:
-                    _open.pop(older).close()
-                shutil.rmtree(older, ignore_errors=True)
-    return replica
-
-
-def _check_newest(folder: Path, number: int) -> None:
-    if max(folders.generations(folder), default=0) > number:
-        raise Replaced("another process has built it")
-
-
-def _report_progress(record: RecordChanges, progress: Callable[[], None]) -> RecordChanges:
-    """Return the record, and call `progress()` now and at each piece of its changes."""
-
-    def report_pieces(changes: Iterable[tuple[str, StepChangeRows]]) -> Iterator[tuple[str, StepChangeRows]]:
-        for piece in changes:
-            progress()
-            yield piece
-
-    progress()
-    changes = record.changes
-    return record if isinstance(changes, Mapping) else record._replace(changes=report_pieces(changes))
-
-
-def close_below(store_key: str | Path) -> None:
-    """Close the stores below a folder that are open in this process."""
-    with _opening:
-        for folder in [folder for folder in _open if folder.is_relative_to(store_key)]:
-            held = _open.pop(folder)
-            if held.users == 0:
-                held.close()
-
-
-def delete_replicas(store_key: str, app: str, incarnation: str | None = None) -> None:
-    """Delete an app's replicas on this host; they are built from the log again when they are needed."""
-    target = folders.app_folder(store_key, app, incarnation)
-    close_below(target)  # or their files would take room and descriptors until the process ends
-    shutil.rmtree(target, ignore_errors=True)
-
-
-@contextmanager
-def _file_errors() -> Iterator[None]:
-    """Turn errors of the file system into `Replaced` or `Damaged`, the reasons to build another store."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise Replaced(f"{error.filename} is gone: another process has removed or replaced it") from error
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise Replaced("another process has built it") from error
-        raise Damaged(str(error)) from error

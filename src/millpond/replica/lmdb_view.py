@@ -289,6 +289,10 @@ class LmdbView:
             values.append(value)
         return keys, cells, values
 
+    def database_stats(self) -> list[dict[str, int]]:
+        """Return LMDB's figures about each database of the store."""
+        return [self._txn.stat(database) for database in (*self._databases.values(), *self._by_time.values())]
+
     @_reads
     def count(self, step: str) -> int:
         database = self._databases.get(step)

@@ -25,8 +25,10 @@ from millpond.replica.catch_up import (
 )
 from millpond.replica.cell_format import Damaged
 from millpond.replica.fill_progress import FillProgress
-from millpond.replica.lmdb_store import Replaced, StepChangeRows, Stuck, lend_replica
+from millpond.replica.lending import lend_store
+from millpond.replica.lmdb_store import LMDB
 from millpond.replica.protocol import ReplicaPosition
+from millpond.replica.store import Replaced, StepChangeRows, Stuck
 from millpond.replica.view import View
 from millpond.storage import Storage
 
@@ -101,7 +103,7 @@ class LocalReplica:
 
     def _stored(self, point: LogPoint) -> ReplicaPosition:
         try:
-            with lend_replica(self._folder(point), None) as store:
+            with lend_store(LMDB, self._folder(point), None) as store:
                 number, checksum = store.newest_record()
         except (Replaced, Stuck, Damaged, lmdb.Error):  # it is built again from the log
             return ReplicaPosition()

@@ -13,10 +13,10 @@ from millpond.errors import Corrupt
 from millpond.log.ledger import Ledger
 from millpond.log.point import LogPoint
 from millpond.log.record import Record
-from millpond.replica.catch_up import MOST_REPLICA_ATTEMPTS, PartitionChanges, catch_up, repeated_damage
+from millpond.replica.catch_up import MOST_REPLICA_ATTEMPTS, repeated_damage
 from millpond.replica.cell_format import Damaged
-from millpond.replica.folders import partition_folder
-from millpond.replica.lmdb_store import MOST_OPEN
+from millpond.replica.lending import MOST_OPEN
+from millpond.replica.local_stores import ONLY_LMDB, LocalStores, PartitionStores
 from millpond.replica.view import View
 
 MOST_VIEWS = MOST_OPEN // 2  # that are open at a time: other stores of the process need room, too
@@ -72,10 +72,12 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class SnapshotReader:
-    """Takes snapshots by way of the replicas in one folder."""
+    """Takes snapshots by way of the replicas in one folder. `steps` are those that are read; None means any."""
 
     ledger: Ledger
     home: str | None
+    stores: LocalStores = ONLY_LMDB
+    steps: tuple[str, ...] | None = None
 
     def take(self, record: Record, partitions: Sequence[int], reader: Callable[[Record], ReadView]) -> Snapshot:
         """Return a snapshot of partitions at a record, or at a later one that the replicas of all have reached.
@@ -110,11 +112,13 @@ class SnapshotReader:
                 snapshot.keep_first(count)
                 damages[rebuild] += 1
                 if damages[rebuild] == MOST_REPLICA_ATTEMPTS:
-                    raise repeated_damage(partition_folder(self.home, log, rebuild), damage) from damage
+                    raise repeated_damage(self._stores(rebuild).folder(log), damage) from damage
 
     def _open(self, log: LogPoint, partition: int, rebuild: bool) -> AbstractContextManager[View]:
-        storage, folder = self.ledger.storage, partition_folder(self.home, log, partition)
-        return catch_up(storage, log, folder, PartitionChanges(storage, partition), rebuild=rebuild)
+        return self._stores(partition).catch_up(self.ledger.storage, log, rebuild=rebuild)
+
+    def _stores(self, partition: int) -> PartitionStores:
+        return PartitionStores(self.home, partition, self.stores, self.steps)
 
     def _agree(self, snapshot: Snapshot, views: list[View]) -> None:
         """Let the snapshot be of the record that all views are at. `Apart` if there is none."""

@@ -7,7 +7,12 @@ from typing import NamedTuple, Protocol
 
 
 class Entry(NamedTuple):
-    """A cell of state: its key, its name within the key, its value, and its times if it has any."""
+    """A cell of state: its key, its name within the key, its value, and its times if it has any.
+
+    >>> import millpond as mp
+    >>> mp.lowlevel.Entry(b'"ann"', b"", b"3", due=None, wall=None).value
+    b'3'
+    """
 
     key: bytes
     cell: bytes
@@ -20,6 +25,14 @@ class View(Protocol):
     """The state of one partition at one record, for reading. It does not change while others write.
 
     A store implements it; others wrap a view to show the same state in another way, such as after a migration.
+
+    >>> import millpond as mp
+    >>> def show(view: mp.lowlevel.View, step: str, key: bytes) -> None:
+    ...     print(view.position, view.record, view.timed_steps, view.count(step), view.latest(step))
+    ...     print(view.get(step, key), view.get_many(step, [key]), view.get_cells(step, [key], [b"cell"]))
+    ...     print(view.entry(step, key), list(view.entries(step)), list(view.scan(step, key)))
+    ...     print(list(view.range(step, key, b"a", b"b")), view.last(step, key, b"a", b"b"))
+    ...     print(list(view.due(step, until=10)), view.all_due(step, until=10))
     """
 
     @property

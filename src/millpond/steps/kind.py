@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 from millpond.codec import Codec
 from millpond.replica import View
+from millpond.replica.store import Store
 from millpond.rows.rows import Rows
 from millpond.steps.base import Running, StepContext
 from millpond.steps.failure import FAULTS, FailedRow, OnError, is_needed_again, own_copy
@@ -34,6 +35,7 @@ class StateSettings:
     migrations: Mapping[int, Callable[..., Any]] = field(default_factory=dict)  # from a version to the next
     is_lazy: bool = False  # a key is migrated when it is met, not before the first batch
     renamed_from: str | None = None
+    store: Store | None = None  # where the state is kept on a host; None means as the app says
 
 
 @dataclass(frozen=True)

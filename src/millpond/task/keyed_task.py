@@ -31,13 +31,11 @@ from millpond.pipeline.graph import Program
 from millpond.replica import View
 from millpond.replica.catch_up import (
     MOST_REPLICA_ATTEMPTS,
-    PartitionChanges,
-    catch_up,
     remember_changes,
     repeated_damage,
 )
 from millpond.replica.cell_format import Damaged
-from millpond.replica.folders import partition_folder
+from millpond.replica.local_stores import PartitionStores
 from millpond.storage import Storage
 from millpond.task.batch_delivery import deliver_parcels
 from millpond.task.changelog import read_given_state
@@ -102,20 +100,20 @@ class KeyedTask:
             arrived.setdefault(exchange, []).append(blob)
         for exchange, pieces in carried.items():
             arrived.setdefault(exchange, []).extend(_fetch(tools.storage, piece) for piece in pieces)
-        folder = partition_folder(context.home, context.log, self.partition)
         report = RecoveryFile(tools.storage, context.log.app, context.driver, context.batch, self.partition)
-        changes = PartitionChanges(tools.storage, self.partition, report)
+        stores = PartitionStores(context.home, self.partition, program.local_stores, program.steps, True, report)
         tables = TaskTables(tools.storage, program, context, self.partition)
         whole, damaged_tables = program.whole_tables.get(self.stage, []), set[str]()
         for _ in range(MOST_REPLICA_ATTEMPTS):
             try:
                 with (
                     tables.open_whole(whole, rebuild=damaged_tables) if whole else nullcontext(),
-                    catch_up(tools.storage, context.log, folder, changes, rebuild=rebuild) as view,
+                    stores.catch_up(tools.storage, context.log, rebuild=rebuild) as view,
                 ):
                     return self._run_steps(view, tables, headers, arrived, tools, result)
             except Damaged as damage:
-                rebuild, damaged_tables, trouble = True, set(), repeated_damage(folder, damage)
+                trouble = repeated_damage(stores.folder(context.log), damage)
+                rebuild, damaged_tables = True, set()
             except DamagedTable as error:
                 rebuild, damaged_tables, trouble = False, {error.table}, repeated_damage(error.folder, error.damage)
         raise trouble

@@ -22,10 +22,10 @@ from millpond.log.segment import Change
 from millpond.messages import BatchContext, Incomplete
 from millpond.pipeline.graph import Program
 from millpond.replica import View
-from millpond.replica.catch_up import catch_up, read_segment_changes
+from millpond.replica.catch_up import ReplicaPlace, catch_up, read_segment_changes
 from millpond.replica.cell_format import Damaged
-from millpond.replica.folders import table_folder
 from millpond.replica.host_lock import host_turn
+from millpond.replica.local_stores import table_store_folder
 from millpond.steps.state.lazy_migration import UNMARKED
 from millpond.steps.state.migration import MARK
 from millpond.steps.state.table_rows import Overlay, PartitionRows, RowCache, RowDecoder, TableRows, WholeRows
@@ -69,8 +69,9 @@ class TaskTables:
         caches: dict[str, RowCache] = {}
         with ExitStack() as stack:
             for step in steps:
-                folder = table_folder(self.context.home, self.context.log, step)
-                view = self._open(step, folder, stack, step in rebuild)
+                place = self._place(step)
+                folder = place.folder
+                view = self._open(step, place, stack, step in rebuild)
                 caches[step] = cache = self.program.table_caches.pop(step, None) or RowCache()
                 self._bring_up(cache, step, folder, view)
                 self._whole[step] = WholeRows(
@@ -86,10 +87,16 @@ class TaskTables:
                     cache.overlay = Overlay()
             self.program.table_caches.update(caches)
 
-    def _open(self, step: str, folder: Path, stack: ExitStack, rebuild: bool) -> View:
+    def _place(self, step: str) -> ReplicaPlace:
+        """Return where the replica of a whole table is on this host."""
+        stores, log, home = self.program.local_stores, self.context.log, self.context.home
+        store = stores.of_step(step)
+        return ReplicaPlace(table_store_folder(home, log, step, store), store, stores.local_limit(log.app, home))
+
+    def _open(self, step: str, place: ReplicaPlace, stack: ExitStack, rebuild: bool) -> View:
         log, changes = self.context.log, TableChanges(self.storage, step)
-        with host_turn(folder):  # one process of the host reads what is missing; the others find it there
-            view = stack.enter_context(catch_up(self.storage, log, folder, changes, rebuild=rebuild))
+        with host_turn(place.folder):  # one process of the host reads what is missing; the others find it there
+            view = stack.enter_context(catch_up(self.storage, log, place, changes, rebuild=rebuild))
         if view.position != log.number:
             raise Incomplete(f"table {step!r} at record {view.position}, batch {self.context.batch} needs {log.number}")
         return view

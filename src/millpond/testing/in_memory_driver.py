@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.segment import unpack_outputs
 from millpond.maintenance.rebuild import Rebuild, Rebuilt
 from millpond.pipeline.graph import Deliver, Program, Read
-from millpond.replica.lmdb_store import close_below
+from millpond.replica.lending import close_below, delete_home
 from millpond.runtimes.local import LocalRuntime
 from millpond.sinks.base import Delivery, Sink
 from millpond.sinks.discard import DiscardSink
@@ -181,7 +180,7 @@ class TestDriver:
         >>> mp.testing.TestDriver(app).close()
         """
         self._stop()
-        shutil.rmtree(self._home, ignore_errors=True)
+        delete_home(self._home)
 
     # --- for tests ---
 
@@ -264,6 +263,7 @@ class TestDriver:
             step=self._program.steps.get(step),
             types=self._program.types,
             home=self._home,
+            stores=self._program.local_stores,
         )
 
     def crash(self, at: StepName = "commit", when: When = "before") -> None:
@@ -299,7 +299,7 @@ class TestDriver:
         armed = self._crash
         self._stop()
         if lose_replicas:
-            shutil.rmtree(self._home, ignore_errors=True)
+            delete_home(self._home)
         if armed is not None and armed[0] in ACTIONS:  # a rewrite before the first batch can crash, too
             self._crash = armed
         try:
