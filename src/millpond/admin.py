@@ -84,10 +84,10 @@ class AppAccess:
 class Admin:
     """The actions on an app's state as a whole: `app.admin`.
 
-    Each but `rescale` refuses to begin while the app seems to run, changes nothing until its one commit, and can be killed at any
-    moment and called again. `force=True` states that the app does not run, whatever its heartbeat says; a driver that
-    runs after all is fenced. `progress(done, total)` is called during the long actions, with the number of partitions
-    or files that are done. `dry_run=True` only says what would be done.
+    Each but `rescale` refuses to begin while the app seems to run. Each changes nothing until its one commit, and can
+    be killed at any moment and called again. `force=True` states that the app does not run, whatever its heartbeat
+    says; a driver that runs after all is fenced. `progress(done, total)` is called during the long actions, with the
+    number of partitions or files that are done. `dry_run=True` only says what would be done.
 
     >>> import millpond as mp
     >>> mp.App("orders", state_dir="memory://").admin.verify().ok
@@ -123,12 +123,14 @@ class Admin:
         """
         check_partitions(partitions)
         running = self._running_app(progress)
-        is_running = not force and running.seems_running
-        if is_running and not dry_run:
+        if not force and running.seems_running:
+            if dry_run:  # which only reads
+                looked_at = StoppedApp(self._storage, self.name, self._clock, force=True)
+                return rescale_app(looked_at, partitions, dry_run=True)
             answer = running.ask("rescale", {"partitions": partitions}, timeout=timeout)
             if answer is not None:
                 return answer  # otherwise the app has stopped, and is rescaled here
-        return rescale_app(self._stopped_app(progress, force or is_running and dry_run), partitions, dry_run=dry_run)
+        return rescale_app(self._stopped_app(progress, force), partitions, dry_run=dry_run)
 
     def rollback(
         self, batch: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False

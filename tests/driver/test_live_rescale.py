@@ -18,7 +18,7 @@ from millpond.storage import Storage, open_storage
 from millpond.testing import Crashed, TestDriver
 
 SEEDS = int(os.environ.get("MILLPOND_RESCALE_SEEDS", "8"))
-ROWS = [{"k": f"k{random.Random(i).randrange(20)}", "v": i} for i in range(60)]
+ROWS: list[dict[str, Any]] = [{"k": f"k{random.Random(i).randrange(20)}", "v": i} for i in range(60)]
 
 
 def totals(partitions: int | None = 2, **how: Any) -> mp.App:

@@ -197,7 +197,7 @@ class Owner:
         last = self.last
         return {
             "request": request.id,
-            "requests": remember_request(last, request, last.number + 1, self.clock.now()),
+            "requests": remember_request(last.requests, request, last.number + 1, self.clock.now()),
         }
 
     def write(self, kind: Kind, delivered: dict[str, int], **own: Any) -> Record:

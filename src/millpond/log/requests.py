@@ -31,7 +31,6 @@ from millpond.errors import Corrupt
 from millpond.log.checked import pack_checked, read_checked, write_checked
 from millpond.log.ledger import Ledger
 from millpond.log.paths import Paths
-from millpond.log.record import Record
 from millpond.storage import Storage
 
 REQUEST_FORMAT = 1
@@ -181,9 +180,14 @@ def find_refusal(request: Request, now: float, kinds: Collection[str]) -> str | 
     return None
 
 
-def remember_request(last: Record, request: Request, number: int, now: float) -> dict[str, tuple[int, float]]:
-    """Return `Record.requests` of the record that carries out a request: what expired long ago is forgotten."""
-    kept = {id: held for id, held in last.requests.items() if held[1] > now}
+def remember_request(
+    held: Mapping[str, tuple[int, float]], request: Request, number: int, now: float
+) -> dict[str, tuple[int, float]]:
+    """Return `Record.requests` of the record that carries out a request; `held` is that of the record before.
+
+    Requests that have expired by any clock are forgotten.
+    """
+    kept = {id: (record, until) for id, (record, until) in held.items() if until > now}
     return {**kept, request.id: (number, request.remember_until)}
 
 
