@@ -24,7 +24,7 @@ from millpond.storage import Storage
 
 POLL_SECONDS = 0.1
 ANSWER_PATIENCE = 2.0  # seconds that a command waits for the answer once it has seen the record
-STOPPED_PATIENCE = 5.0  # seconds for which an app must seem to be stopped: a supervisor may be starting it again
+STOPPED_PATIENCE = 10.0  # seconds for which an app must seem to be stopped: a supervisor may be starting it again
 
 
 @dataclass
