@@ -23,6 +23,7 @@ from typing import Self, TypeVar
 
 from millpond.backoff import Backoff
 from millpond.clock import Clock
+from millpond.driver.auto_partitions import LOOK_SECONDS, CoreWatch
 from millpond.driver.delivery import DeliveryWorker
 from millpond.driver.live_rescale import LiveRescale, RescalePlan
 from millpond.driver.owner import Owner
@@ -88,6 +89,8 @@ class Driver:
         self._quiet = Quiet(2 * settings.every)
         self._bootstrap = TableBootstrap(program, clock.monotonic()) if phases(program) else None
         self._ahead = ReadAhead(program, runtime)
+        self._cores = CoreWatch() if settings.partitions == "auto" else None
+        self._look_at_cores = 0.0
         self._acknowledged: dict[str, AcknowledgedSource] = {}
         self._checked: dict[str, CheckedSource] = {}
         for stream in program.reads:
@@ -186,10 +189,28 @@ class Driver:
         partitions = request.arguments.get("partitions")
         if type(partitions) is not int or not 1 <= partitions <= MOST_PARTITIONS:
             raise Refused(f"expected a whole number of partitions from 1 to {MOST_PARTITIONS}, got {partitions!r}")
+        if self.settings.partitions == "auto":
+            raise Refused(
+                'the program says partitions="auto", so the number follows the cores of the session. Write a number '
+                "there, and start the app again"
+            )
         if partitions == self.last.partitions:
             return NothingToDo(f"it has {partitions} partitions already")
         why = f"rescale to {partitions} partitions"
         return self._rescale(RescalePlan(partitions, why, lambda: self.owner.naming(request)))
+
+    def _follow_cores(self, watch: CoreWatch) -> None:
+        """Rescale if the session has had more or fewer cores for a while; looks every few seconds."""
+        now = self.clock.monotonic()
+        if now < self._look_at_cores or self.requests.is_busy:
+            return
+        self._look_at_cores = now + LOOK_SECONDS
+        cores = self.runtime.slots
+        self._cores, wanted = watch.observe(cores, self.last.partitions, now)
+        if wanted is not None:
+            wanted = min(wanted, MOST_PARTITIONS)
+            why = f'rescale to {wanted} partitions, as partitions="auto" says: the session has {cores} cores'
+            self.requests.begin(self._rescale(RescalePlan(wanted, why)))
 
     def _rescale(self, plan: RescalePlan) -> LiveRescale:
         runtime, app = self.runtime, self.program.app
@@ -224,6 +245,8 @@ class Driver:
         with self.owner.detect_fencing():
             try:
                 if not self.owner.backlogs:  # state that the first batch publishes, and that must not move before
+                    if self._cores is not None:
+                        self._follow_cores(self._cores)
                     self.requests.advance()
                 return self._batch(limit, final)
             except StoppedWaiting:

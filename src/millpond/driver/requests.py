@@ -91,7 +91,7 @@ class RequestDesk:
         self._owner, self._kinds, self._at, self._threaded = owner, kinds, at, threaded
         self._storage, self._app = owner.storage, owner.last.app
         self._found, self._stopped = threading.Event(), threading.Event()
-        self._current: tuple[Request, RequestedWork] | None = None
+        self._current: tuple[Request | None, RequestedWork] | None = None
         self._thread = threading.Thread(target=self._watch, name="millpond-requests", daemon=True)
 
     def start(self) -> None:
@@ -123,6 +123,11 @@ class RequestDesk:
         """Whether `advance` has something to do now."""
         return self._found.is_set() if self._current is None else self._current[1].is_ready
 
+    def begin(self, work: RequestedWork) -> None:
+        """Begin work that the driver itself asks for. Called only while the desk is not busy."""
+        assert self._current is None
+        self._current = (None, work)
+
     def advance(self) -> None:
         """Take the next request, or go on with the one that was taken. Called between two batches."""
         if self._current is None:
@@ -133,13 +138,20 @@ class RequestDesk:
         try:
             text = work.advance()
         except Refused as refusal:
-            self._refuse(request.id, str(refusal))
+            if request is None:
+                log.warning("%s: %s", self._app, refusal)
+            else:
+                self._refuse(request.id, str(refusal))
         else:
             if text is None:
                 return
-            self._at("during")
-            log.warning("%s: carried out a request of %s: %s", self._app, request.who, text)
-            self._answer(request.id, text, done=True, record=self._owner.last.requests.get(request.id, (None,))[0])
+            if request is None:
+                log.warning("%s: %s", self._app, text)
+            else:
+                self._at("during")
+                log.warning("%s: carried out a request of %s: %s", self._app, request.who, text)
+                record, _ = self._owner.last.requests.get(request.id, (None, 0.0))
+                self._answer(request.id, text, done=True, record=record)
         self._current = None
 
     def _take(self) -> tuple[Request, RequestedWork] | None:
