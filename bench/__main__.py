@@ -17,6 +17,7 @@ import batch_sizes
 import driver_takeover
 import global_table
 import kafka
+import live_rescale
 import map_batch
 import python_alone
 import read_replica
@@ -50,6 +51,7 @@ WITH_BROKER: dict[str, list[Callable[[Bench], None]]] = {
 # Only when they are asked for: they start drivers in processes of their own, and kill them.
 WITH_PROCESSES: dict[str, list[Callable[[Bench], None]]] = {
     "replicas-driver": [driver_takeover.against_cold_start],
+    "replicas-rescale": [live_rescale.pauses],
 }
 
 

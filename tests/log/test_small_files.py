@@ -20,6 +20,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.paths import FILE_KINDS, Attempt, Paths, file_kind
 from millpond.log.record import SparkBatch
 from millpond.log.recovery import RecoveryFile
+from millpond.log.requests import Answer, leave_request, write_answer
 from millpond.log.standby_drivers import StandbyFile
 from millpond.sources.base import Limit
 from millpond.storage import open_storage
@@ -207,6 +208,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Heartbeat(storage, "shop", driver.owner.id, SystemClock()).beat(driver.last.number)
     RecoveryFile(storage, "shop", driver.owner.id, driver.last.number + 1, 0).write(1, 2, 3.0)
     StandbyFile(storage, "shop", "waiting", SystemClock()).write(driver.last.number)
+    request = leave_request(Ledger(storage, "shop", SystemClock()), "rescale", {"partitions": 3}, expires=0.0)
+    write_answer(storage, "shop", Answer(format=1, id=request.id, done=True, text="done", time=request.time))
     app.savepoint(folder / "saved")
     return folder
 
@@ -232,7 +235,7 @@ def test_every_file_is_of_a_kind_that_is_listed(everything: mp.App, tmp_path: Pa
 
 def test_every_folder_is_one_that_retention_looks_into(everything: mp.App, tmp_path: Path) -> None:
     folders = {path.name for path in (tmp_path / "state/shop").iterdir() if path.is_dir()}
-    assert folders - {"ledger", "recovery", "standby-drivers"} == set(log_paths.FOLDERS)
+    assert folders - {"ledger", "recovery", "requests", "standby-drivers"} == set(log_paths.FOLDERS)
 
 
 def flips(folder: Path, kind: Any) -> Iterator[tuple[Path, int]]:
@@ -292,7 +295,8 @@ def test_verify_says_what_it_has_checked(everything: mp.App, tmp_path: Path) -> 
     assert set(verdict.kinds) == {kind.name for kind in FILE_KINDS} - {"savepoint", "exchange file"}
     assert verdict.kinds["record"] == verdict.records
     assert (verdict.kinds["floor"], verdict.kinds["heartbeat"], verdict.kinds["spark file"]) == (1, 1, 1)
-    small = sum(verdict.kinds[name] for name in ("record", "floor", "heartbeat", "recovery progress", "standby driver"))
+    names = ("record", "floor", "heartbeat", "recovery progress", "standby driver", "request", "answer")
+    small = sum(verdict.kinds[name] for name in names)
     assert sum(verdict.kinds.values()) == verdict.files + small
     there = [path for path in files(tmp_path / "state") if file_kind(path).name == "state segment"]
     orphans = [path for path in verdict.orphans if "/steps/" in path]

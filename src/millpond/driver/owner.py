@@ -12,15 +12,17 @@ import msgspec
 from millpond.clock import new_id
 from millpond.codec import Codec
 from millpond.driver.backlog import find_backlogs, published_at
-from millpond.driver.schema_change import Adaptation, check_fits, describe_steps, step_details
-from millpond.driver.settings import ClaimRules, DriverSettings
+from millpond.driver.schema_change import Adaptation, check_fits, describe_steps, step_details, wanted_partitions
+from millpond.driver.settings import ClaimRules, DeclaredPartitions, DriverSettings
 from millpond.driver.targets import Targets
 from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, Fenced, Incompatible
+from millpond.log.checked import Pointer
 from millpond.log.ledger import Ledger, check_writable
 from millpond.log.point import LogPoint
 from millpond.log.published import after_rewrite
 from millpond.log.record import FORMAT, Kind, Record, StepInfo
+from millpond.log.requests import Request, remember_request
 from millpond.log.rewrite import Rewriter, rewrite_fields
 from millpond.messages import Backlog, BatchContext, EventTime
 from millpond.parcels import read_parcel
@@ -83,13 +85,16 @@ class Owner:
         owner._void = {s: found for s, found in owner.last.void_ranges.items() if s not in program.sinks}
         return owner
 
-    def _append_claim(self, partitions: int | None, default_partitions: int, rules: ClaimRules | None) -> Record:
+    def _append_claim(
+        self, partitions: DeclaredPartitions, default_partitions: int, rules: ClaimRules | None
+    ) -> Record:
         while True:
             last = self.ledger.newest()
             if rules is not None and not rules.may_claim(self.storage, self._program.app, last):
                 raise ClaimRefused(str(self._fenced_error()))
             if last is None:
-                record = self._first_record(partitions or default_partitions)
+                number = partitions if isinstance(partitions, int) else default
+                record = self._first_record(number, partitions)
             else:
                 try:
                     check_fits(self._program, last, partitions)
@@ -99,7 +104,10 @@ class Owner:
                     if self.ledger.is_newest(last):
                         raise
                     continue  # the driver that has written the newer record has removed what is missing
-                record = last.followed_by("claim", **self._signature(), deliveries=deliveries)
+                # If the state has to move first, the record that moves it says that the number was followed.
+                stays = wanted_partitions(last, partitions) is None
+                declared = partitions if stays else last.declared
+                record = last.followed_by("claim", **self._signature(), deliveries=deliveries, declared=declared)
             try:
                 return self.ledger.append(record, last)
             except Fenced:
@@ -108,7 +116,7 @@ class Owner:
     def _signature(self) -> dict[str, Any]:
         return {"driver": self.id, "attempt": new_id(), "time": self.clock.now()}
 
-    def _first_record(self, partitions: int) -> Record:
+    def _first_record(self, partitions: int, declared: DeclaredPartitions) -> Record:
         return Record(
             format=FORMAT,
             kind="claim",
@@ -119,6 +127,7 @@ class Owner:
             arrivals=0,
             previous="",
             partitions=partitions,
+            declared=declared,
             deliveries=dict.fromkeys(self._program.sinks, 0),
             **self._signature(),
         )
@@ -160,6 +169,12 @@ class Owner:
         before = self.last
         works = rewriter.plan_jobs(before, before, partitions=what.partitions, names=what.names)
         manifest = rewriter.rewrite(works, before, what.upgrades)
+        own = {} if what.partitions is None else {"declared": what.partitions}
+        return self.replace_state(what, manifest, dict(before.deliveries), **own)
+
+    def replace_state(self, what: Adaptation, manifest: Pointer, delivered: dict[str, int], **own: Any) -> Record:
+        """Write the record that makes the files of a manifest the state; `own` are more fields of it."""
+        before = self.last
         steps = {what.names.get(step, step): info for step, info in before.steps.items()}
         for step in self._program.steps.values():
             if step.name in steps:
@@ -173,10 +188,18 @@ class Owner:
                     held[new] = held.pop(old)
         partitions = what.partitions or before.partitions
         published = after_rewrite(self.ledger, before, what.upgrades, what.names)
-        own = rewrite_fields(
+        fields = rewrite_fields(
             manifest, before, what.why, partitions=partitions, steps=steps, published=published, **renamed
         )
-        return self.write("rewrite", dict(before.deliveries), **own)
+        return self.write("rewrite", delivered, **{**fields, **own})
+
+    def naming(self, request: Request) -> dict[str, Any]:
+        """Return the fields by which the next record says that it carries out a request."""
+        last = self.last
+        return {
+            "request": request.id,
+            "requests": remember_request(last.requests, request, last.number + 1, self.clock.now()),
+        }
 
     def write(self, kind: Kind, delivered: dict[str, int], **own: Any) -> Record:
         """Write the next record, with what has been delivered by now; `Fenced` if another driver has written it."""

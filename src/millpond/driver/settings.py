@@ -17,15 +17,17 @@ from millpond.storage import Storage
 if TYPE_CHECKING:
     from millpond.driver.owner import Owner
 
-StepName = Literal["plan", "compute", "commit", "deliver", "acknowledge", "tidy", "compact", "rewrite"]
+StepName = Literal["plan", "compute", "commit", "deliver", "acknowledge", "tidy", "compact", "rewrite", "request"]
 Hook = Callable[[StepName, When], None]
+DeclaredPartitions = int | Literal["auto"] | None  # as a program says it
 
 
 @dataclass(frozen=True)
 class DriverSettings:
     """How a driver works."""
 
-    partitions: int | None = None  # None means those that the state has, or one for each slot of the runtime
+    # None means those that the state has, or one for each slot of the runtime; "auto" follows the slots.
+    partitions: DeclaredPartitions = None
     home: str | None = None  # the folder for replicas; None lets each host choose
     keep: Keep = field(default_factory=Keep)
     compact_every: int = COMPACT_EVERY  # records

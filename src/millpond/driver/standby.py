@@ -15,6 +15,7 @@ from millpond.clock import Clock, new_id
 from millpond.driver.patience import Patience, StoppedWaiting
 from millpond.driver.run_log import run_log
 from millpond.driver.schema_change import check_fits
+from millpond.driver.settings import DeclaredPartitions
 from millpond.driver.takeover import LONGEST_STEP, Observation, TakeOver, Watch, decide, follow
 from millpond.errors import Fenced, MillpondError, Unavailable
 from millpond.log.heartbeat import BEAT_SECONDS, read_beat
@@ -42,7 +43,7 @@ class Standby:
         program: Program,
         storage: Storage,
         clock: Clock,
-        partitions: int | None = None,
+        partitions: DeclaredPartitions = None,
         keep_warm: Callable[[int | None], None] = lambda partitions: None,
     ) -> None:
         self._program, self._clock, self._partitions = program, clock, partitions

@@ -11,6 +11,8 @@
 <app>/heartbeat.json                       who seems to be running
 <app>/recovery/00003.json                  how much of a partition's replica a worker has rebuilt; gone with it
 <app>/standby-drivers/<id>.json            which drivers wait to take over
+<app>/requests/<id>.json                   what a command asks the driver to do, until it is answered
+<app>/requests/<id>.answer.json            the driver's answer, until the command has read it
 <app>/rebuild/<id>/…                       all of the above, of an app that rebuilds a step of this one
 savepoint.json                             what a savepoint is, in the place that it was written to
 
@@ -165,6 +167,20 @@ class Paths:
     def standby_driver(self, id: str) -> str:
         return f"{self.standby_drivers}/{id}.json"
 
+    def requests(self) -> str:
+        return f"{self.root}/requests"
+
+    def request(self, id: str) -> str:
+        return f"{self.requests}/{id}.json"
+
+    def answer(self, id: str) -> str:
+        return f"{self.requests}/{id}.answer.json"
+
+    def request_id(self, path: str) -> str | None:
+        """Return the id in the path of a request; None for an answer or another file."""
+        found = re.fullmatch(r"([0-9A-Za-z_-]+)\.json", path.rsplit("/", 1)[-1])
+        return None if found is None else found[1]
+
     def record(self, number: int) -> str:
         return f"{self.ledger}/{number:020d}.json"
 
@@ -232,6 +248,8 @@ FILE_KINDS = (
     _make_kind("heartbeat", r"<app>/heartbeat\.json", "itself"),
     _make_kind("recovery progress", r"<app>/recovery/\d{5}\.json", "itself"),
     _make_kind("standby driver", r"<app>/standby-drivers/[^/]+\.json", "itself"),
+    _make_kind("request", r"<app>/requests/[0-9A-Za-z_-]+\.json", "itself"),
+    _make_kind("answer", r"<app>/requests/[0-9A-Za-z_-]+\.answer\.json", "itself"),
     _make_kind("savepoint", re.escape(SAVEPOINT), "itself"),
     _make_kind("state segment", r"<app>/steps/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "steps"),
     _make_kind("output segment", r"<app>/outputs/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "outputs"),

@@ -88,6 +88,7 @@ class _Pass:
             self._try(partial(checked.read_file, self.storage, file))
         self._read_heartbeat()
         self._read_recoveries()
+        self._read_requests()
         left: list[str] = []
         if newest is not None:
             with suppress(MillpondError):  # it is among the damaged already
@@ -142,6 +143,11 @@ class _Pass:
 
     def _read_recoveries(self) -> None:
         for item in self._try(lambda: list(self.storage.list(self.ledger.paths.recoveries))) or []:
+            if self._try(partial(read_checked, self.storage, item.path)) is not None:
+                self._count(item.path)
+
+    def _read_requests(self) -> None:
+        for item in list(self.storage.list(self.ledger.paths.requests)):
             if self._try(partial(read_checked, self.storage, item.path)) is not None:
                 self._count(item.path)
 
