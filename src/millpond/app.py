@@ -42,6 +42,8 @@ from millpond.storage import Storage, open_storage
 from millpond.timing import duration, seconds
 from millpond.user_functions import check_function
 
+MOST_STANDBYS = 8
+
 
 class App(AdminVerbs):
     """A named pipeline. Its streams, steps and sinks are added to it, and then it runs.
@@ -52,6 +54,10 @@ class App(AdminVerbs):
 
     The log is compacted after `compact_every` batches, or sooner if they are large. `keep` is how much of the past
     stays within reach of `history`, `at` and rollback: a number of batches, or a duration such as "7d".
+
+    `standbys` is the number of further copies of each partition, on other hosts of the cluster, that follow the log.
+    When a host is lost, its partitions continue on the hosts of these copies. With too few hosts the app says so once,
+    and runs without.
 
     >>> import millpond as mp
     >>> app = mp.App("hello", state_dir="memory://")
@@ -73,14 +79,17 @@ class App(AdminVerbs):
         local_dir: str | None = None,
         keep: int | str | timedelta = 1000,
         compact_every: int = 100,
+        standbys: int = 0,
     ) -> None:
         check_name(name, "App(name)")
         if partitions is not None and (type(partitions) is not int or not 1 <= partitions <= 10_000):
             raise InvalidUse(f"App(partitions): expected a whole number from 1 to 10000, got {partitions!r}")
         if type(compact_every) is not int or compact_every < 1:
             raise InvalidUse(f"App(compact_every): expected a whole number of 1 or more, got {compact_every!r}")
+        if type(standbys) is not int or not 0 <= standbys <= MOST_STANDBYS:
+            raise InvalidUse(f"App(standbys): expected a whole number from 0 to {MOST_STANDBYS}, got {standbys!r}")
         self.name, self.partitions, self.local_dir = name, partitions, local_dir
-        self.compact_every = compact_every
+        self.compact_every, self.standbys = compact_every, standbys
         self.keep = parse_keep(keep, "App(keep)")
         self.state_dir = str(state_dir)
         self._graph = g.Graph()
@@ -398,6 +407,7 @@ class App(AdminVerbs):
                         DriverSettings(
                             partitions=self.partitions,
                             home=self.local_dir,
+                            standbys=self.standbys,
                             every=settings.every,
                             keep=self.keep,
                             compact_every=self.compact_every,

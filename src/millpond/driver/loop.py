@@ -85,7 +85,7 @@ def _run_once(
     driver = _start(make, stop)
     if driver is None:
         return None
-    with HeartbeatThread(driver.storage, driver.owner, clock) as beating:
+    with HeartbeatThread(driver.storage, driver.owner, clock, partitions=driver.placement.status) as beating:
         try:
             _run_batches(driver, beating.lost, settings, stop, clock, totals)
             driver.release()

@@ -22,6 +22,7 @@ class DriverSettings:
 
     partitions: int | None = None  # None means those that the state has, or one for each slot of the runtime
     home: str | None = None  # the folder for replicas; None lets each host choose
+    standbys: int = 0  # copies of each partition on other hosts
     keep: Keep = field(default_factory=Keep)
     compact_every: int = COMPACT_EVERY  # records
     every: float = math.inf  # seconds between batches: a source that is silent for two of them is quiet

@@ -26,7 +26,22 @@ BEAT_SECONDS = 5.0
 _OLD = b'{"driver"'  # how a file of an earlier version begins, without a checksum
 
 
-class Beat(msgspec.Struct):
+class StandbyCopy(msgspec.Struct, omit_defaults=True):
+    """A standby of a partition: its host, the records that it lacks (None: there is no copy), and if it is ready."""
+
+    host: str
+    lag: int | None = None
+    ready: bool = False
+
+
+class PartitionCopies(msgspec.Struct, omit_defaults=True):
+    """The host that computes a partition, and its standbys."""
+
+    host: str
+    standbys: list[StandbyCopy] = msgspec.field(default_factory=list)
+
+
+class Beat(msgspec.Struct, omit_defaults=True):
     """The contents of the heartbeat: which process ran the app, and when it last wrote this."""
 
     driver: str
@@ -36,6 +51,7 @@ class Beat(msgspec.Struct):
     number: int
     machine: str = ""  # process ids can be compared within one of these
     started: str = ""  # the start time of the process, as the operating system formats it
+    partitions: dict[int, PartitionCopies] = msgspec.field(default_factory=dict)  # empty if there is only one host
 
 
 class Heartbeat:
@@ -44,11 +60,18 @@ class Heartbeat:
     def __init__(self, storage: Storage, app: str, driver: str, clock: Clock) -> None:
         self._storage, self._path, self._driver, self._clock = storage, Paths(app).heartbeat, driver, clock
 
-    def beat(self, number: int) -> None:
-        """Write that the driver runs, and that this is its newest record."""
+    def beat(self, number: int, partitions: dict[int, PartitionCopies] | None = None) -> None:
+        """Write that the driver runs, that this is its newest record, and where its partitions are."""
         pid = os.getpid()
         beat = Beat(
-            self._driver, socket.gethostname(), pid, self._clock.now(), number, _machine(), _start_time(pid) or ""
+            self._driver,
+            socket.gethostname(),
+            pid,
+            self._clock.now(),
+            number,
+            _machine(),
+            _start_time(pid) or "",
+            partitions or {},
         )
         write_checked(self._storage, self._path, beat)
 

@@ -226,6 +226,15 @@ def _open_view(
     raise _replica_unavailable(folder, trouble) from trouble
 
 
+def replica_position(folder: Path) -> int | None:
+    """Return the record that the replica in a folder is at, as it is; None if there is none that can be used."""
+    try:
+        with lend_replica(folder, None) as replica:
+            return replica.newest_record()[0]
+    except (Replaced, *_UNUSABLE, *_UNREADABLE):
+        return None
+
+
 def _check_history(position: int, checksum: str, belongs: Callable[[int, str], bool]) -> None:
     if not belongs(position, checksum):
         raise Damaged(f"record {position} is of another history")

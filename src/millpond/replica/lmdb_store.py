@@ -479,13 +479,20 @@ def build_replica(folder: Path, records: Iterator[RecordChanges]) -> Replica:
             raise
         folders.discard_others(folder, replica.path)
     for older in folders.older_epoch_folders(folder):
-        with _opening:
-            found = _open.get(older)
-            if found is None or found.users == 0:
-                if found is not None:
-                    _open.pop(older).close()
-                shutil.rmtree(older, ignore_errors=True)
+        remove_replica(older)
     return replica
+
+
+def remove_replica(folder: Path) -> bool:
+    """Remove the folder of a replica, unless this process is using it; return whether it was removed."""
+    with _opening:
+        found = _open.get(folder)
+        if found is not None and found.users:
+            return False
+        if found is not None:
+            _open.pop(folder).close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return True
 
 
 def _check_newest(folder: Path, number: int) -> None:

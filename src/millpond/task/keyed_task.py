@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -34,9 +35,11 @@ from millpond.replica.catch_up import (
     catch_up,
     remember_changes,
     repeated_damage,
+    replica_position,
 )
 from millpond.replica.cell_format import Damaged
-from millpond.replica.folders import partition_folder
+from millpond.replica.folders import partition_folder, replica_place
+from millpond.replica.follow import READY_RECORDS
 from millpond.storage import Storage
 from millpond.task.batch_delivery import deliver_parcels
 from millpond.task.changelog import read_given_state
@@ -102,6 +105,8 @@ class KeyedTask:
         for exchange, pieces in carried.items():
             arrived.setdefault(exchange, []).extend(_fetch(tools.storage, piece) for piece in pieces)
         folder = partition_folder(context.home, context.log, self.partition)
+        if context.copies is not None and self._is_misplaced(folder, context.copies, result):
+            return
         changes = PartitionChanges(tools.storage, self.partition)
         tables = TaskTables(tools.storage, program, context, self.partition)
         whole, damaged_tables = program.whole_tables.get(self.stage, []), set[str]()
@@ -117,6 +122,16 @@ class KeyedTask:
             except DamagedTable as error:
                 rebuild, damaged_tables, trouble = False, {error.table}, repeated_damage(error.folder, error.damage)
         raise trouble
+
+    def _is_misplaced(self, folder: Path, copies: dict[int, frozenset[str]], result: KeyedResult) -> bool:
+        """Note where the task runs; return whether another host has a ready copy of the state and this one has not.
+
+        Then the driver runs the batch again over there, which is faster than to build the state from the log here.
+        """
+        result.place, result.found = replica_place(self.context.home), replica_position(folder)
+        is_ready = result.found is not None and self.context.log.number - result.found <= READY_RECORDS
+        result.misplaced = not is_ready and bool(copies.get(self.partition, frozenset()) - {result.place})
+        return result.misplaced
 
     def _run_steps(
         self,
