@@ -34,7 +34,7 @@ class Feed:
 
 
 class CountingStorage:
-    """A storage that counts the reads of state segments, manifests and records."""
+    """A storage that remembers what was read."""
 
     def __init__(self, inner: Storage) -> None:
         self._inner, self.read_paths = inner, list[str]()
@@ -47,9 +47,8 @@ class CountingStorage:
         return self._inner.get(path)
 
     def segments_read(self, app: str) -> list[str]:
-        """The segments and manifests that were read since the last call."""
-        root = Paths(app).root
-        found = [path for path in self.read_paths if path.startswith((f"{root}/steps/", f"{root}/manifests/"))]
+        """The segments of state that were read since the last call."""
+        found = [path for path in self.read_paths if path.startswith(f"{Paths(app).root}/steps/")]
         self.read_paths.clear()
         return found
 

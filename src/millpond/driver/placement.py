@@ -120,10 +120,11 @@ class Placement:
             for result in results:
                 host = self._host_at(result)
                 misplaced |= result.misplaced
-                if result.misplaced:
+                if result.misplaced:  # what the driver believed to be there is not
                     self._is_stale = True
-                    if host is not None:  # what the driver believed to be there is not
-                        self._hosts[host].copies.pop(result.partition, None)
+                    at = self._wanted_host(result) if host is None else host
+                    if at is not None:
+                        self._hosts[at].copies.pop(result.partition, None)
                 elif host is not None:
                     before = self._computed.get(result.partition)
                     if before is not None and before != host:
@@ -303,6 +304,11 @@ class Placement:
         wanted = self._layout.primary.get(result.partition)
         found = [name for name, host in self._hosts.items() if host.place == result.place]
         return wanted if wanted in found else next(iter(found), None)
+
+    def _wanted_host(self, result: KeyedResult) -> str | None:
+        """Return the host that a task was to run on, if it must be the one whose folder is not known: it was replaced."""
+        wanted = self._layout.primary.get(result.partition)
+        return wanted if wanted in self._hosts and all(host.place for host in self._hosts.values()) else None
 
     def _describe_source(self, host: str, result: KeyedResult) -> str:
         if result.found is None:
