@@ -20,7 +20,7 @@ from millpond.cli.output import OutputFormat, Printed, format_bytes, print_json,
 from millpond.clock import SystemClock, as_datetime
 from millpond.driver.results import positions_of
 from millpond.errors import MillpondError
-from millpond.log.heartbeat import seems_running
+from millpond.log.heartbeat import Beat, seems_running
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import read_manifest
 from millpond.log.paths import Paths, quote_name, unquote_name
@@ -88,6 +88,23 @@ class RecentStatus:
 
 
 @dataclass(frozen=True)
+class StandbyStatus:
+    """A standby of a partition: its host, how many records it lacks (None without a copy), and if it can take over."""
+
+    host: str
+    lag: int | None
+    ready: bool
+
+
+@dataclass(frozen=True)
+class PartitionStatus:
+    """The host that computes a partition, and its standbys, as the last heartbeat of a running app says."""
+
+    host: str
+    standbys: list[StandbyStatus]
+
+
+@dataclass(frozen=True)
 class Status:
     """The status of an app."""
 
@@ -106,6 +123,7 @@ class Status:
     recent: RecentStatus
     log: LogStatus
     segment_bytes: int
+    replicas: dict[int, PartitionStatus]  # by partition; empty if the app does not run, or runs on one host
 
 
 def status(state_dir: StateDir = "state", app: AppName = None, format: Printed = OutputFormat.table) -> None:
@@ -142,7 +160,17 @@ def status_of(app: ReadOnlyApp) -> Status:
         recent=_recent(ledger, newest),
         log=_log(ledger, newest),
         segment_bytes=sum(step.bytes for step in steps.values()),
+        replicas=_replicas(beat),
     )
+
+
+def _replicas(beat: Beat | None) -> dict[int, PartitionStatus]:
+    return {
+        partition: PartitionStatus(
+            copies.host, [StandbyStatus(copy.host, copy.lag, copy.ready) for copy in copies.standbys]
+        )
+        for partition, copies in sorted(({} if beat is None else beat.partitions).items())
+    }
 
 
 def _backwards(ledger: Ledger, newest: Record) -> Iterator[Record]:
@@ -269,6 +297,9 @@ def _print(found: Status) -> None:
     if found.sinks:
         sinks = ((name, f"batch {s.delivered}", str(s.open)) for name, s in found.sinks.items())
         print_table("sinks", ["sink", "delivered up to", "open batches"], sinks, numbers=["open batches"])
+    if found.replicas:
+        head = ["partition", "host", "standby", "lag", "ready"]
+        print_table("partitions", head, _replica_rows(found.replicas), numbers=["partition", "lag"])
     recent = found.recent
     if recent.late or recent.skipped:
         names = sorted({*recent.late, *recent.skipped})
@@ -276,6 +307,16 @@ def _print(found: Status) -> None:
         title = f"rows left out in the last {recent.batches} batch{'' if recent.batches == 1 else 'es'}"
         failed = "skipped or dead letters"
         print_table(title, ["step or stream", "late", failed], counts, numbers=["late", failed])
+
+
+def _replica_rows(replicas: dict[int, PartitionStatus]) -> Iterator[tuple[str, ...]]:
+    """Yield a row of the table for each standby, and one for a partition without any."""
+    for partition, copies in replicas.items():
+        if not copies.standbys:
+            yield str(partition), copies.host, "none", "", ""
+        for standby in copies.standbys:
+            lag = "" if standby.lag is None else f"{standby.lag:,}"
+            yield str(partition), copies.host, standby.host, lag, "yes" if standby.ready else "no"
 
 
 def _describe_log(log: LogStatus) -> dict[str, str]:

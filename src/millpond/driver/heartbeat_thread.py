@@ -27,6 +27,7 @@ class HeartbeatThread:
         owner: Owner,
         clock: Clock,
         every: float = BEAT_SECONDS,
+        *,
         partitions: Callable[[], dict[int, PartitionCopies]] = dict,
     ) -> None:
         self._owner, self._every, self._partitions = owner, every, partitions

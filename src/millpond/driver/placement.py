@@ -81,6 +81,9 @@ class Placement:
         with self._lock:
             self._point = LogPoint.of(self._owner.last)
             self._take_hosts(hosts)
+            if hosts and self._settings.threaded:  # which notices hosts that join while there is nothing to do
+                self._thread = threading.Thread(target=self._run, name="millpond-standbys", daemon=True)
+                self._thread.start()
             if not self._is_active:
                 return self._warn_if_few()
             for host, partitions in self._owner.last.hosts.items():
@@ -151,9 +154,6 @@ class Placement:
             self._take_record(self._owner.last)
             if not self._is_active:
                 return
-            if self._settings.threaded and self._thread is None and not self._stopped.is_set():
-                self._thread = threading.Thread(target=self._run, name="millpond-standbys", daemon=True)
-                self._thread.start()
         if self._settings.threaded:
             self._wake.set()
         else:
@@ -306,7 +306,7 @@ class Placement:
         return wanted if wanted in found else next(iter(found), None)
 
     def _wanted_host(self, result: KeyedResult) -> str | None:
-        """Return the host that a task was to run on, if it must be the one whose folder is not known: it was replaced."""
+        """Return the host that a task was to run on, if its folder was replaced: all others are known."""
         wanted = self._layout.primary.get(result.partition)
         return wanted if wanted in self._hosts and all(host.place for host in self._hosts.values()) else None
 
@@ -351,6 +351,8 @@ class Placement:
             return
         with self._lock:
             self._take_hosts(hosts)
+            if not self._is_active:
+                return
             if self._is_stale:
                 self._lay()
             jobs = self._jobs()

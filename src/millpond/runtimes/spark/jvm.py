@@ -53,7 +53,12 @@ class JvmHosts:
         self._spark: Any = context
         self._own: str | None = None  # the driver's entry among the executors
         self._can_choose = True
-        self._local: list[str] | None = None
+        self._local: list[str] | None = None  # in local mode the driver is the only executor
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the driver runs all tasks; known after `executors` was called."""
+        return self._local is not None
 
     def executors(self) -> list[str]:
         """Return the executors that are alive, each as `host:port`, in order; empty if Spark does not say."""

@@ -170,7 +170,7 @@ class SparkRuntime:
             executors = self._exchange.jvm_hosts.executors()
         except SPARK_ERRORS as error:
             raise self._gone_error() from error
-        return sorted({name.rpartition(":")[0] for name in executors})
+        return [] if self._exchange.jvm_hosts.is_local else sorted({name.rpartition(":")[0] for name in executors})
 
     def place(self, hosts: Sequence[str]) -> None:
         self._exchange.place(hosts)
