@@ -26,13 +26,17 @@ rows.key_by("key").stateful_map("total", add, initial=0).to("out", mp.sinks.file
 if __name__ == "__main__":
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("millpond").setLevel(logging.INFO)
-    settings = {
+    settings: dict[str, Any] = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
+        # All hosts are there before the first batch.
+        "spark.cores.max": "3",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
         "spark.driver.memory": "512m",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.shuffle.reduceLocality.enabled": "false",

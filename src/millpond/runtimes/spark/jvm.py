@@ -92,7 +92,7 @@ class JvmHosts:
                 pairs.add(jvm.scala.Tuple2(bytearray(pickle.dumps([value], 5)), as_scala(names).toSeq()))
             tag = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
             made = self._spark._jsc.sc().makeRDD(as_scala(pairs).toSeq(), tag)
-            return RDD(made.toJavaRDD(), self._spark, BatchedSerializer(CPickleSerializer()))
+            return RDD(made.toJavaRDD(), self._spark, BatchedSerializer(CPickleSerializer()))  # type: ignore[no-untyped-call]
         except _DIFFERS as error:
             self._give_up(error)
             return None
