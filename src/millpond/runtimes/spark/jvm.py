@@ -69,7 +69,11 @@ class JvmHosts:
         context = self._spark._jsc
         try:
             if self._own is None:
-                self._own = str(context.sc().env().blockManager().blockManagerId().hostPort())
+                known = context.sc().statusStore().executorList(True)
+                found = [known.apply(at) for at in range(known.size())]
+                self._own = next((str(one.hostPort()) for one in found if one.id() == "driver"), None)
+                if self._own is None:  # Spark has not noted its own driver yet
+                    return []
                 if context.isLocal():
                     self._local = [self._own]
                     return self._local
