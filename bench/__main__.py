@@ -15,6 +15,7 @@ import aggregate
 import apply_batch
 import batch_sizes
 import kafka
+import live_rescale
 import map_batch
 import python_alone
 import running_total
@@ -42,9 +43,15 @@ WITH_BROKER: dict[str, list[Callable[[Bench], None]]] = {
 }
 
 
+# Only when they are asked for: they start and stop processes with JVMs of their own.
+REPLICAS: dict[str, list[Callable[[Bench], None]]] = {
+    "replicas-rescale": [live_rescale.pauses],
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python bench", description="The speed of Millpond.")
-    known = SUBJECTS | WITH_BROKER
+    known = SUBJECTS | WITH_BROKER | REPLICAS
     parser.add_argument("--only", nargs="+", choices=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--quick", action="store_true", help="fewer batches: a check that it runs, not a measurement")
     parser.add_argument("--no-peers", action="store_true", help="Millpond alone, for tuning")

@@ -22,13 +22,15 @@ from millpond.log.paths import check_name
 from millpond.log.published import files_before_clear
 from millpond.log.reach import read_beside_retention
 from millpond.log.record import Record
+from millpond.log.requests import EXPIRE_SECONDS
 from millpond.log.retention import Keep, parse_keep
+from millpond.maintenance.ask_driver import RunningApp
 from millpond.maintenance.clear import clear_app
 from millpond.maintenance.compact import compact_log
 from millpond.maintenance.drop import drop_sink_outputs, drop_step_state
 from millpond.maintenance.rebuild import Rebuild, Rebuilt, remove_dead_shadows
 from millpond.maintenance.record_changes import changes_in
-from millpond.maintenance.rescale import rescale_app
+from millpond.maintenance.rescale import check_partitions, rescale_app
 from millpond.maintenance.restore import restore_savepoint
 from millpond.maintenance.rollback import roll_back, roll_back_sinks
 from millpond.maintenance.savepoint import write_savepoint
@@ -82,10 +84,10 @@ class AppAccess:
 class Admin:
     """The actions on an app's state as a whole: `app.admin`.
 
-    Each refuses to begin while the app seems to run, changes nothing until its one commit, and can be killed at any
-    moment and called again. `force=True` states that the app does not run, whatever its heartbeat says; a driver that
-    runs after all is fenced. `progress(done, total)` is called during the long actions, with the number of partitions
-    or files that are done. `dry_run=True` only says what would be done.
+    Each but `rescale` refuses to begin while the app seems to run. Each changes nothing until its one commit, and can
+    be killed at any moment and called again. `force=True` states that the app does not run, whatever its heartbeat
+    says; a driver that runs after all is fenced. `progress(done, total)` is called during the long actions, with the
+    number of partitions or files that are done. `dry_run=True` only says what would be done.
 
     >>> import millpond as mp
     >>> mp.App("orders", state_dir="memory://").admin.verify().ok
@@ -102,15 +104,32 @@ class Admin:
         return self._find_storage()
 
     def rescale(
-        self, partitions: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False
+        self,
+        partitions: int,
+        *,
+        dry_run: bool = False,
+        progress: ProgressCallback | None = None,
+        force: bool = False,
+        timeout: float = EXPIRE_SECONDS,
     ) -> str:
-        """Move the state to another number of partitions, and say what was moved.
+        """Move the state to another number of partitions, and say what was moved. The app may run meanwhile.
 
-        An app that starts with another `partitions=` does the same by itself.
+        The driver of a running app is asked to do it: it moves most of the state beside its batches, and the rest
+        between two of them. This call waits until a record says that it is done, for at most `timeout` seconds. An app
+        that does not run is rescaled here. The number stays until the program's `partitions=` is changed.
 
         >>> import millpond as mp
         >>> def grow(app: mp.App): print(app.admin.rescale(8, dry_run=True))
         """
+        check_partitions(partitions)
+        running = self._running_app(progress)
+        if not force and running.seems_running:
+            if dry_run:  # which only reads
+                looked_at = StoppedApp(self._storage, self.name, self._clock, force=True)
+                return rescale_app(looked_at, partitions, dry_run=True)
+            answer = running.ask("rescale", {"partitions": partitions}, timeout=timeout)
+            if answer is not None:
+                return answer  # otherwise the app has stopped, and is rescaled here
         return rescale_app(self._stopped_app(progress, force), partitions, dry_run=dry_run)
 
     def rollback(
@@ -306,6 +325,11 @@ class Admin:
         """Return the program; None if the app was opened without it."""
         return self._access.compile_program() if self._access is not None and self._access.has_program() else None
 
+    def _running_app(self, progress: ProgressCallback | None) -> RunningApp:
+        runs_here = self._access.is_running if self._access is not None else lambda: False
+        app = RunningApp(self._storage, self.name, self._clock, runs_here)
+        return app if progress is None else replace(app, progress=progress)
+
     def _stopped_app(self, progress: ProgressCallback | None = None, force: bool = False) -> StoppedApp:
         self._check_not_running()
         app = StoppedApp(self._storage, self.name, self._clock, force=force)
@@ -355,14 +379,20 @@ class AdminVerbs(ABC):
         """What can be done to the app's state as a whole."""
 
     def rescale(
-        self, partitions: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False
+        self,
+        partitions: int,
+        *,
+        dry_run: bool = False,
+        progress: ProgressCallback | None = None,
+        force: bool = False,
+        timeout: float = EXPIRE_SECONDS,
     ) -> str:
         """Move the state to another number of partitions: see `Admin.rescale`.
 
         >>> import millpond as mp
         >>> def grow(): mp.open("state", "orders").rescale(8)
         """
-        return self.admin.rescale(partitions, dry_run=dry_run, progress=progress, force=force)
+        return self.admin.rescale(partitions, dry_run=dry_run, progress=progress, force=force, timeout=timeout)
 
     def rollback(
         self, batch: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False

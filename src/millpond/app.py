@@ -17,7 +17,7 @@ from millpond.admin import Admin, AdminVerbs, AppAccess, StateChange
 from millpond.clock import Clock, SystemClock
 from millpond.codec import user_types
 from millpond.codec.tagging import name_program_module
-from millpond.driver.commit import Driver
+from millpond.driver.commit import MOST_PARTITIONS, Driver
 from millpond.driver.loop import Settings, run_driver
 from millpond.driver.planning import with_snapshots
 from millpond.driver.settings import Controls, DriverSettings, Hook
@@ -49,8 +49,11 @@ class App(AdminVerbs):
     """A named pipeline. Its streams, steps and sinks are added to it, and then it runs.
 
     `state_dir` is a path, an object-store URL or "memory://". `partitions` is the number of parts that the keys are
-    divided into. It is stored with the state; None means one for each task that can run at the same time. `local_dir`
-    is the folder for each host's replicas; None means `MILLPOND_LOCAL_DIR`, or a folder below the temporary files.
+    divided into. It is stored with the state, and the state moves if the program says another number than before; None
+    means one for each task that can run at the same time, when the app first starts. "auto" means that the number
+    follows the cores of the session while the app runs: if they have been more or fewer by half for a minute, the app
+    rescales itself, at most once in ten minutes. `local_dir` is the folder for each host's replicas; None means
+    `MILLPOND_LOCAL_DIR`, or a folder below the temporary files.
 
     The log is compacted after `compact_every` batches, or sooner if they are large. `keep` is how much of the past
     stays within reach of `history`, `at` and rollback: a number of batches, or a duration such as "7d".
@@ -74,7 +77,7 @@ class App(AdminVerbs):
         self,
         name: str,
         state_dir: str = "state",
-        partitions: int | None = None,
+        partitions: int | Literal["auto"] | None = None,
         *,
         local_dir: str | None = None,
         keep: int | str | timedelta = 1000,
@@ -82,8 +85,11 @@ class App(AdminVerbs):
         standbys: int = 0,
     ) -> None:
         check_name(name, "App(name)")
-        if partitions is not None and (type(partitions) is not int or not 1 <= partitions <= 10_000):
-            raise InvalidUse(f"App(partitions): expected a whole number from 1 to 10000, got {partitions!r}")
+        is_number = type(partitions) is int and 1 <= partitions <= MOST_PARTITIONS
+        if partitions is not None and partitions != "auto" and not is_number:
+            raise InvalidUse(
+                f'App(partitions): expected a whole number from 1 to {MOST_PARTITIONS}, or "auto", got {partitions!r}'
+            )
         if type(compact_every) is not int or compact_every < 1:
             raise InvalidUse(f"App(compact_every): expected a whole number of 1 or more, got {compact_every!r}")
         if type(standbys) is not int or not 0 <= standbys <= MOST_STANDBYS:
@@ -248,7 +254,7 @@ class App(AdminVerbs):
         """
         access = AppAccess(
             keep=self.keep,
-            partitions=self.partitions,
+            partitions=self.partitions if isinstance(self.partitions, int) else None,
             local_dir=self.local_dir,
             is_running=lambda: self._running,
             has_program=lambda: bool(self._graph.nodes),

@@ -93,7 +93,7 @@ def test_a_number_that_is_none_is_wrong_usage(millpond: Millpond) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [("rescale", "5"), ("rollback", "2", "--yes"), ("compact",), ("drop-step", "total", "--yes")],
+    [("rollback", "2", "--yes"), ("compact",), ("drop-step", "total", "--yes")],
     ids=lambda command: command[0],
 )
 def test_nothing_is_done_while_the_app_runs(millpond: Millpond, command: tuple[str, ...]) -> None:
@@ -106,6 +106,18 @@ def test_nothing_is_done_while_the_app_runs(millpond: Millpond, command: tuple[s
     assert files() == before
     result = millpond(*command, "--force")
     assert result.exit_code == 0, result.stderr
+
+
+def test_a_rescale_asks_the_driver_that_seems_to_run_and_says_so_if_it_does_not_answer(millpond: Millpond) -> None:
+    Heartbeat(open_storage("state"), "orders", "d1", SystemClock()).beat(7)
+    before = files()
+    result = millpond("rescale", "5", "--timeout", "1")
+    assert result.exit_code == 1
+    assert "the driver of app 'orders' has not carried it out within 1 s" in result.stderr
+    assert files() == before
+    assert millpond("rescale", "5", "--dry-run").exit_code == 0
+    assert millpond("rescale", "5", "--force").exit_code == 0
+    assert newest().partitions == 5
 
 
 # --- rollback ---

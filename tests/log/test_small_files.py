@@ -19,6 +19,7 @@ from millpond.log.heartbeat import Heartbeat
 from millpond.log.ledger import Ledger
 from millpond.log.paths import FILE_KINDS, Attempt, Paths, file_kind
 from millpond.log.record import SparkBatch
+from millpond.log.requests import Answer, leave_request, write_answer
 from millpond.sources.base import Limit
 from millpond.storage import open_storage
 from millpond.storage.disk import LocalStorage
@@ -203,6 +204,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     storage.put(Paths("shop").exchange(attempt), b"rows between two stages")
     driver.owner.write("release", driver.delivery.delivered, spark={"offered": held})
     Heartbeat(storage, "shop", driver.owner.id, SystemClock()).beat(driver.last.number)
+    request = leave_request(Ledger(storage, "shop", SystemClock()), "rescale", {"partitions": 3}, expires=0.0)
+    write_answer(storage, "shop", Answer(format=1, id=request.id, done=True, text="done", time=request.time))
     app.savepoint(folder / "saved")
     return folder
 
@@ -228,7 +231,7 @@ def test_every_file_is_of_a_kind_that_is_listed(everything: mp.App, tmp_path: Pa
 
 def test_every_folder_is_one_that_retention_looks_into(everything: mp.App, tmp_path: Path) -> None:
     folders = {path.name for path in (tmp_path / "state/shop").iterdir() if path.is_dir()}
-    assert folders - {"ledger"} == set(log_paths.FOLDERS)
+    assert folders - {"ledger", "requests"} == set(log_paths.FOLDERS)
 
 
 def flips(folder: Path, kind: Any) -> Iterator[tuple[Path, int]]:
@@ -288,7 +291,7 @@ def test_verify_says_what_it_has_checked(everything: mp.App, tmp_path: Path) -> 
     assert set(verdict.kinds) == {kind.name for kind in FILE_KINDS} - {"savepoint", "exchange file"}
     assert verdict.kinds["record"] == verdict.records
     assert (verdict.kinds["floor"], verdict.kinds["heartbeat"], verdict.kinds["spark file"]) == (1, 1, 1)
-    small = sum(verdict.kinds[name] for name in ("record", "floor", "heartbeat"))
+    small = sum(verdict.kinds[name] for name in ("record", "floor", "heartbeat", "request", "answer"))
     assert sum(verdict.kinds.values()) == verdict.files + small
     there = [path for path in files(tmp_path / "state") if file_kind(path).name == "state segment"]
     orphans = [path for path in verdict.orphans if "/steps/" in path]

@@ -513,7 +513,7 @@ def test_nothing_is_done_while_the_app_runs(place: Path) -> None:
     app = shop(place)
     run(app)
     Heartbeat(open_storage(app.state_dir), "shop", "someone", SystemClock()).beat(1)
-    for action in (lambda: app.rescale(3), lambda: app.rollback(3), lambda: app.drop_step("total"), app.compact):
+    for action in (lambda: app.rollback(3), lambda: app.drop_step("total"), app.compact):
         with pytest.raises(mp.errors.InvalidUse, match="is running"):
             action()
     app.savepoint(place / "saved")

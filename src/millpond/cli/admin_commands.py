@@ -1,4 +1,4 @@
-"""Commands that change the state of a stopped app: `millpond rescale`, `rollback`, `compact` and so on."""
+"""Commands that change the state of an app as a whole: `millpond rescale`, `rollback`, `compact` and so on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from millpond.cli.app_option import AppName, StateDir, open_chosen
 from millpond.cli.load_program import load_or_open
 from millpond.cli.progress_bar import progress_bar
 from millpond.errors import InvalidUse
+from millpond.log.requests import EXPIRE_SECONDS
 from millpond.maintenance.savepoint import read_savepoint
 from millpond.storage import open_storage
 
@@ -30,11 +31,17 @@ def rescale(
     app: AppName = None,
     dry_run: DryRun = False,
     force: Force = False,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="How many seconds to wait for the driver of a running app.")
+    ] = EXPIRE_SECONDS,
 ) -> None:
-    """Move the state of an app to another number of partitions. The app must be stopped."""
+    """Move the state of an app to another number of partitions. The app may be running: its driver then does it.
+
+    The number stays until the program's partitions= is changed.
+    """
     found = open_chosen(state_dir, app)
     with progress_bar("rescale") as progress:
-        said = found.rescale(partitions, dry_run=dry_run, progress=progress, force=force)
+        said = found.rescale(partitions, dry_run=dry_run, progress=progress, force=force, timeout=timeout)
     _report(found, "would rescale" if dry_run else "rescaled", said)
 
 

@@ -23,7 +23,9 @@ from typing import Self, TypeVar
 
 from millpond.backoff import Backoff
 from millpond.clock import Clock
+from millpond.driver.auto_partitions import LOOK_SECONDS, CoreWatch
 from millpond.driver.delivery import DeliveryWorker
+from millpond.driver.live_rescale import LiveRescale, RescalePlan
 from millpond.driver.owner import Owner
 from millpond.driver.patience import Patience, StoppedWaiting
 from millpond.driver.placement import Placement
@@ -37,8 +39,9 @@ from millpond.driver.planning import (
     source_of,
 )
 from millpond.driver.read_ahead import ReadAhead
+from millpond.driver.requests import NothingToDo, Refused, RequestDesk, RequestedWork
 from millpond.driver.results import Computed, combine_results, positions_of, record_fields
-from millpond.driver.rewrite_progress import with_progress
+from millpond.driver.rewrite_progress import Each, with_progress
 from millpond.driver.schema_change import check_readable, check_streams, plan_adaptation
 from millpond.driver.settings import Controls, DriverSettings, Hook, StepName
 from millpond.driver.table_bootstrap import TableBootstrap
@@ -47,6 +50,7 @@ from millpond.log.compaction import CompactionSettings, Compactor
 from millpond.log.compaction_job import merge_partition
 from millpond.log.jobs import JobLost, ProgressCallback
 from millpond.log.record import Record
+from millpond.log.requests import Request
 from millpond.log.rewrite import Rewriter
 from millpond.messages import EventTime, Misplaced, StageResults, TooManyRows, TooMuch, TooSoon
 from millpond.pipeline.graph import Program
@@ -61,8 +65,9 @@ T = TypeVar("T")
 log = logging.getLogger("millpond")
 
 STEPS: tuple[StepName, ...] = ("plan", "compute", "commit", "deliver", "acknowledge", "tidy")
-ACTIONS: tuple[StepName, ...] = ("compact", "rewrite")  # of a driver, beside its batches
+ACTIONS: tuple[StepName, ...] = ("compact", "rewrite", "request")  # of a driver, beside its batches
 MOST_BATCH_ATTEMPTS = 8  # before the driver gives up
+MOST_PARTITIONS = 10_000
 BATCH_RETRIES = Backoff(first=0.2, longest=10.0)
 
 
@@ -85,6 +90,8 @@ class Driver:
         self._quiet = Quiet(2 * settings.every)
         self._bootstrap = TableBootstrap(program, clock.monotonic()) if phases(program) else None
         self._ahead = ReadAhead(program, runtime)
+        self._cores = CoreWatch() if settings.partitions == "auto" else None
+        self._look_at_cores = 0.0
         self._acknowledged: dict[str, AcknowledgedSource] = {}
         self._checked: dict[str, CheckedSource] = {}
         for stream in program.reads:
@@ -109,6 +116,12 @@ class Driver:
             lambda: self._at("deliver", "during"),
             threaded=settings.threaded,
             stop=controls.stop or threading.Event(),
+        )
+        self.requests = RequestDesk(
+            owner,
+            {"rescale": self._begin_rescale},
+            lambda when: self._at("request", when),
+            threaded=settings.threaded,
         )
 
     @classmethod
@@ -139,6 +152,7 @@ class Driver:
                 driver._deliver_open()
                 driver.compactor.begin(driver.last)
                 driver._acknowledge_sources(driver.positions)
+                driver.requests.start()
         except BaseException:
             driver.close()
             raise
@@ -158,13 +172,7 @@ class Driver:
         """Move, rename or migrate the state, if the program has changed so that it needs that."""
         what = plan_adaptation(self.program, self.last, self.settings.partitions)
         why = f"{self.program.app}: {what.why}"
-        rewriter = Rewriter(
-            self.storage,
-            self.owner.ledger,
-            with_progress(self.runtime.each, self.runtime.slots, why, progress),
-            self.owner.id,
-            lambda when: self._at("rewrite", when),
-        )
+        rewriter = self._rewriter(with_progress(self.runtime.each, self.runtime.slots, why, progress))
         try:
             check_readable(self.program, self.last, what.names, replace(rewriter, each=self.runtime.each))
             if what:
@@ -173,6 +181,59 @@ class Driver:
         except JobLost as error:
             doing = what.why or "reading the state"
             raise Unavailable(f"app {self.program.app!r}: {doing} failed: {error}") from error
+
+    def _rewriter(self, each: Each) -> Rewriter:
+        return Rewriter(self.storage, self.owner.ledger, each, self.owner.id, lambda when: self._at("rewrite", when))
+
+    # --- requests ---
+
+    def _begin_rescale(self, request: Request) -> RequestedWork:
+        """Begin to move the state of the running app to the number of partitions that a request asks for."""
+        partitions = request.arguments.get("partitions")
+        if type(partitions) is not int or not 1 <= partitions <= MOST_PARTITIONS:
+            raise Refused(f"expected a whole number of partitions from 1 to {MOST_PARTITIONS}, got {partitions!r}")
+        if self.settings.partitions == "auto":
+            raise Refused(
+                'the program says partitions="auto", so the number follows the cores of the session. Write a number '
+                "there, and start the app again"
+            )
+        if partitions == self.last.partitions:
+            return NothingToDo(f"it has {partitions} partitions already")
+        why = f"rescale to {partitions} partitions"
+        return self._rescale(RescalePlan(partitions, why, lambda: self.owner.naming(request)))
+
+    def _follow_cores(self, watch: CoreWatch) -> None:
+        """Rescale if the session has had more or fewer cores for a while; looks every few seconds."""
+        now = self.clock.monotonic()
+        if now < self._look_at_cores or self.requests.is_busy:
+            return
+        self._look_at_cores = now + LOOK_SECONDS
+        cores = self.runtime.slots
+        self._cores, wanted = watch.observe(cores, self.last.partitions, now)
+        if wanted is not None:
+            wanted = min(wanted, MOST_PARTITIONS)
+            why = f'rescale to {wanted} partitions, as partitions="auto" says: the session has {cores} cores'
+            self.requests.begin(self._rescale(RescalePlan(wanted, why)))
+
+    def _rescale(self, plan: RescalePlan) -> LiveRescale:
+        runtime, app = self.runtime, self.program.app
+        log.warning("%s: %s, while batches go on", app, plan.why)
+        return LiveRescale(
+            self.owner,
+            self.compactor,
+            self._rewriter(with_progress(runtime.each, runtime.slots // 2, f"{app}: {plan.why}", None)),
+            self._rewriter(runtime.each),
+            plan,
+            self._settle,
+        )
+
+    def _settle(self) -> dict[str, int]:
+        """Give up what is made for the present number of partitions, and return what has been delivered."""
+        self._ahead.drop()  # its rows are divided among the partitions already
+        self.delivery.send_attached()  # it has parcels for partitions that may be gone with the next batch
+        return dict(self.delivery.delivered)
+
+    # --- batches ---
 
     @property
     def last(self) -> Record:
@@ -186,6 +247,10 @@ class Driver:
         """
         with self.owner.detect_fencing():
             try:
+                if not self.owner.backlogs:  # state that the first batch publishes, and that must not move before
+                    if self._cores is not None:
+                        self._follow_cores(self._cores)
+                    self.requests.advance()
                 return self._batch(limit, final)
             except StoppedWaiting:
                 return False
@@ -483,5 +548,6 @@ class Driver:
         """Stop the threads and wait for them. May be called twice."""
         self.placement.close()
         self._ahead.drop()
+        self.requests.close()
         self.delivery.close()
         self.compactor.wait()

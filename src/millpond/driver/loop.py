@@ -24,7 +24,7 @@ run_log = logging.getLogger("millpond.run")
 
 RESTARTS = Backoff(first=1.0, longest=60.0)
 LONGEST_PATIENCE = 30.0  # seconds that a run which catches up waits for an incomplete row
-LOOK_UP = 1.0  # seconds after which a waiting driver checks whether it has lost its app
+LOOK_UP = 0.25  # seconds after which a waiting driver checks for requests, and whether it has lost its app
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,9 @@ def _run_batches(
         else:  # a batch would have noticed
             driver.runtime.check()
         if settings.until == "caught-up":
-            if not worked and driver.runtime.exhausted:
+            if not worked and driver.requests.is_busy:
+                stop.wait(min(settings.every, LOOK_UP))
+            elif not worked and driver.runtime.exhausted:
                 if driver.is_waiting():
                     if patience > 0:
                         stop.wait(min(settings.every, patience))
@@ -151,5 +153,12 @@ def _run_batches(
                 break
         elif sum(driver.last.rows.values()) * 2 < limit.rows or not worked:
             driver.delivery.send_attached()
-            while not stop.is_set() and not lost.is_set() and (left := began + settings.every - clock.monotonic()) > 0:
-                stop.wait(min(left, LOOK_UP))
+            _pause(driver, began + settings.every, lost, stop, clock)
+
+
+def _pause(driver: Driver, until: float, lost: threading.Event, stop: threading.Event, clock: Clock) -> None:
+    """Wait for the next batch, or for a request, whichever is first."""
+    while not stop.is_set() and not lost.is_set() and (left := until - clock.monotonic()) > 0:
+        stop.wait(min(left, LOOK_UP))
+        if driver.requests.is_ready:
+            return

@@ -12,15 +12,24 @@ import msgspec
 from millpond.clock import Clock, new_id
 from millpond.codec import Codec
 from millpond.driver.backlog import find_backlogs, published_at
-from millpond.driver.schema_change import Adaptation, check_steps, describe_steps, plan_adaptation, step_details
-from millpond.driver.settings import DriverSettings
+from millpond.driver.schema_change import (
+    Adaptation,
+    check_steps,
+    describe_steps,
+    plan_adaptation,
+    step_details,
+    wanted_partitions,
+)
+from millpond.driver.settings import DeclaredPartitions, DriverSettings
 from millpond.driver.targets import Targets
 from millpond.driver.void_deliveries import void_deliveries
 from millpond.errors import Corrupt, Fenced, Incompatible
+from millpond.log.checked import Pointer
 from millpond.log.ledger import Ledger, check_writable
 from millpond.log.point import LogPoint
 from millpond.log.published import after_rewrite
 from millpond.log.record import FORMAT, Kind, Record, StepInfo
+from millpond.log.requests import Request, remember_request
 from millpond.log.rewrite import Rewriter, rewrite_fields
 from millpond.messages import Backlog, BatchContext, EventTime
 from millpond.parcels import read_parcel
@@ -73,11 +82,12 @@ class Owner:
         owner._void = {s: found for s, found in owner.last.void_ranges.items() if s not in program.sinks}
         return owner
 
-    def _append_claim(self, partitions: int | None, default_partitions: int) -> Record:
+    def _append_claim(self, partitions: DeclaredPartitions, default_partitions: int) -> Record:
         while True:
             last = self.ledger.newest()
             if last is None:
-                record = self._first_record(partitions or default_partitions)
+                number = partitions if isinstance(partitions, int) else default_partitions
+                record = self._first_record(number, partitions)
             else:
                 try:
                     self._check_fits(last, partitions)
@@ -87,7 +97,10 @@ class Owner:
                     if self.ledger.is_newest(last):
                         raise
                     continue  # the driver that has written the newer record has removed what is missing
-                record = last.followed_by("claim", **self._signature(), deliveries=deliveries)
+                # If the state has to move first, the record that moves it says that the number was followed.
+                stays = wanted_partitions(last, partitions) is None
+                declared = partitions if stays else last.declared
+                record = last.followed_by("claim", **self._signature(), deliveries=deliveries, declared=declared)
             try:
                 return self.ledger.append(record, last)
             except Fenced:
@@ -96,7 +109,7 @@ class Owner:
     def _signature(self) -> dict[str, Any]:
         return {"driver": self.id, "attempt": new_id(), "time": self.clock.now()}
 
-    def _first_record(self, partitions: int) -> Record:
+    def _first_record(self, partitions: int, declared: DeclaredPartitions) -> Record:
         return Record(
             format=FORMAT,
             kind="claim",
@@ -107,11 +120,12 @@ class Owner:
             arrivals=0,
             previous="",
             partitions=partitions,
+            declared=declared,
             deliveries=dict.fromkeys(self._program.sinks, 0),
             **self._signature(),
         )
 
-    def _check_fits(self, last: Record, partitions: int | None) -> None:
+    def _check_fits(self, last: Record, partitions: DeclaredPartitions) -> None:
         check_steps(self._program, last)
         plan_adaptation(
             self._program, last, partitions
@@ -154,6 +168,12 @@ class Owner:
         before = self.last
         works = rewriter.plan_jobs(before, before, partitions=what.partitions, names=what.names)
         manifest = rewriter.rewrite(works, before, what.upgrades)
+        own = {} if what.partitions is None else {"declared": what.partitions}
+        return self.replace_state(what, manifest, dict(before.deliveries), **own)
+
+    def replace_state(self, what: Adaptation, manifest: Pointer, delivered: dict[str, int], **own: Any) -> Record:
+        """Write the record that makes the files of a manifest the state; `own` are more fields of it."""
+        before = self.last
         steps = {what.names.get(step, step): info for step, info in before.steps.items()}
         for step in self._program.steps.values():
             if step.name in steps:
@@ -167,10 +187,18 @@ class Owner:
                     held[new] = held.pop(old)
         partitions = what.partitions or before.partitions
         published = after_rewrite(self.ledger, before, what.upgrades, what.names)
-        own = rewrite_fields(
+        fields = rewrite_fields(
             manifest, before, what.why, partitions=partitions, steps=steps, published=published, **renamed
         )
-        return self.write("rewrite", dict(before.deliveries), **own)
+        return self.write("rewrite", delivered, **{**fields, **own})
+
+    def naming(self, request: Request) -> dict[str, Any]:
+        """Return the fields by which the next record says that it carries out a request."""
+        last = self.last
+        return {
+            "request": request.id,
+            "requests": remember_request(last.requests, request, last.number + 1, self.clock.now()),
+        }
 
     def write(self, kind: Kind, delivered: dict[str, int], **own: Any) -> Record:
         """Write the next record, with what has been delivered by now; `Fenced` if another driver has written it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from millpond.codec import Codec, Unreadable, decode_key
 from millpond.codec.shapes import can_read_shape
+from millpond.driver.settings import DeclaredPartitions
 from millpond.errors import Corrupt, Incompatible, InvalidUse
 from millpond.log import segment
 from millpond.log.record import Record, StepInfo
@@ -93,7 +94,18 @@ def _named_streams(names: list[str]) -> str:
     return f"stream {listed} is" if len(names) == 1 else f"streams {listed} are"
 
 
-def plan_adaptation(program: Program, last: Record, partitions: int | None) -> Adaptation:
+def wanted_partitions(last: Record, declared: DeclaredPartitions) -> int | None:
+    """Return the number of partitions that a start moves the state to; None if the state stays where it is.
+
+    The number in a program counts when it is new there. If it was followed before, and the state has another number
+    since, somebody has rescaled the app on purpose, and that stays.
+    """
+    if not isinstance(declared, int) or declared == last.declared or declared == last.partitions:
+        return None
+    return declared
+
+
+def plan_adaptation(program: Program, last: Record, partitions: DeclaredPartitions) -> Adaptation:
     """Return the changes that the state at a record needs before the program can use it."""
     names: dict[str, str] = {}
     upgrades: dict[str, Upgrade] = {}
@@ -106,8 +118,7 @@ def plan_adaptation(program: Program, last: Record, partitions: int | None) -> A
         upgrade = _upgrade(program, step, last.steps[old])
         if upgrade is not None:
             upgrades[old] = upgrade
-    moved = partitions if partitions is not None and partitions != last.partitions else None
-    return Adaptation(moved, names, upgrades)
+    return Adaptation(wanted_partitions(last, partitions), names, upgrades)
 
 
 def _kept_as(program: Program, step: Step, last: Record) -> str | None:

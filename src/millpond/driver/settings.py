@@ -12,15 +12,17 @@ from millpond.log.compaction import COMPACT_EVERY
 from millpond.log.jobs import ProgressCallback, When
 from millpond.log.retention import Keep
 
-StepName = Literal["plan", "compute", "commit", "deliver", "acknowledge", "tidy", "compact", "rewrite"]
+StepName = Literal["plan", "compute", "commit", "deliver", "acknowledge", "tidy", "compact", "rewrite", "request"]
 Hook = Callable[[StepName, When], None]
+DeclaredPartitions = int | Literal["auto"] | None  # as a program says it
 
 
 @dataclass(frozen=True)
 class DriverSettings:
     """How a driver works."""
 
-    partitions: int | None = None  # None means those that the state has, or one for each slot of the runtime
+    # None means those that the state has, or one for each slot of the runtime; "auto" follows the slots.
+    partitions: DeclaredPartitions = None
     home: str | None = None  # the folder for replicas; None lets each host choose
     standbys: int = 0  # copies of each partition on other hosts
     keep: Keep = field(default_factory=Keep)

@@ -54,6 +54,7 @@ class Compactor:
     at: Callable[[When], None] = lambda when: None
     ready: Pointer | None = None  # the manifest that the next record is to carry
     floor: int = 0  # the floor that the next record is to state
+    is_held: bool = False  # start nothing: the state is being moved, and its files must stay
     _held: Manifest | None = None
     _fresh: list[Record] = field(default_factory=list)
     _thread: threading.Thread | None = None
@@ -64,7 +65,11 @@ class Compactor:
         self._carried = CarriedFiles(self.ledger)
 
     def begin(self, last: Record) -> None:
-        """Read which records are not compacted yet, and remove what the last driver left. Called after the claim."""
+        """Read which records are not compacted yet, and remove what the last driver left.
+
+        Called after the claim, and after each rewrite of the state: what was merged before it is of no use then.
+        """
+        self.ready, self.is_held = None, False
         self.floor = self._pruned = last.floor
         self._held = readable_manifest(self.ledger, last)
         done = last.born - 1 if self._held is None else self._held.upto
@@ -91,6 +96,8 @@ class Compactor:
         """Take note of a record that was written, and start what is due: a merge, or the removal of old files."""
         if record.segments:
             self._fresh.append(record)
+        if self.is_held:
+            return
         if self.ready is not None and record.manifest == self.ready:
             self._held = read_manifest(self._storage, self.ready)
             self._fresh = [held for held in self._fresh if held.number > self._held.upto]

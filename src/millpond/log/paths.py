@@ -9,6 +9,8 @@
 <app>/manifests/…                          the state at some record, as lists of segments
 <app>/ledger/floor                         the number below which records may be gone
 <app>/heartbeat.json                       who seems to be running
+<app>/requests/<id>.json                   what a command asks the driver to do, until it is answered
+<app>/requests/<id>.answer.json            the driver's answer, until the command has read it
 <app>/rebuild/<id>/…                       all of the above, of an app that rebuilds a step of this one
 savepoint.json                             what a savepoint is, in the place that it was written to
 
@@ -147,6 +149,21 @@ class Paths:
     def heartbeat(self) -> str:
         return f"{self.root}/heartbeat.json"
 
+    @property
+    def requests(self) -> str:
+        return f"{self.root}/requests"
+
+    def request(self, id: str) -> str:
+        return f"{self.requests}/{id}.json"
+
+    def answer(self, id: str) -> str:
+        return f"{self.requests}/{id}.answer.json"
+
+    def request_id(self, path: str) -> str | None:
+        """Return the id in the path of a request; None for an answer or another file."""
+        found = re.fullmatch(r"([0-9A-Za-z_-]+)\.json", path.rsplit("/", 1)[-1])
+        return None if found is None else found[1]
+
     def record(self, number: int) -> str:
         return f"{self.ledger}/{number:020d}.json"
 
@@ -212,6 +229,8 @@ FILE_KINDS = (
     _make_kind("record", r"<app>/ledger/\d{20}\.json", "itself"),
     _make_kind("floor", r"<app>/ledger/floor", "itself"),
     _make_kind("heartbeat", r"<app>/heartbeat\.json", "itself"),
+    _make_kind("request", r"<app>/requests/[0-9A-Za-z_-]+\.json", "itself"),
+    _make_kind("answer", r"<app>/requests/[0-9A-Za-z_-]+\.answer\.json", "itself"),
     _make_kind("savepoint", re.escape(SAVEPOINT), "itself"),
     _make_kind("state segment", r"<app>/steps/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "steps"),
     _make_kind("output segment", r"<app>/outputs/[^/]+/\d{5}/<attempt>\.parquet", "pointer", "outputs"),

@@ -105,9 +105,14 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     epoch: int = 0  # the number of the last rewrite: replicas from before it hold other state
     arrivals: int = UNKNOWN_ARRIVALS  # see `arrival`
     why: str = ""  # of a rewrite, in words
+    request: str = ""  # the id of the request that this record carries out
+    requests: dict[str, tuple[int, float]] = field(
+        default_factory=dict
+    )  # request → the record that carried it out, and the time until which this is remembered
     back: int | None = None  # the batch that a rollback went back to
     previous: str  # the checksum of the record before: a record of another history never fits
     partitions: int
+    declared: int | str | None = None  # the program's `partitions=` that was last followed; see `wanted_partitions`
     positions: dict[str, Position] = field(default_factory=dict)
     watermarks: dict[str, StreamTime] = field(default_factory=dict)  # stream → its event time
     reached: dict[str, int] = field(default_factory=dict)  # step → the watermark that it has worked with
@@ -182,7 +187,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
         )
 
 
-ALWAYS_CARRIED = ("app", "partitions", "floor", "published")  # and `void`, which takes the place of `undo`
+ALWAYS_CARRIED = ("app", "partitions", "floor", "published", "requests")  # and `void`, which takes the place of `undo`
 
 CARRIED = (
     *ALWAYS_CARRIED,
@@ -190,6 +195,7 @@ CARRIED = (
     "incarnation",
     "born",
     "epoch",
+    "declared",
     "positions",
     "watermarks",
     "reached",

@@ -71,6 +71,25 @@ def rewrite_partition(storage: Storage, work: RewriteJob, upgrades: Mapping[str,
     return found
 
 
+def move_partition_changes(storage: Storage, work: RewriteJob) -> RewrittenRuns:
+    """Move the changes in the fresh segments of one partition, deletions included. Runs in a task."""
+    found: RewrittenRuns = {}
+    for name, _, fresh in work.steps.values():
+        table = merge.newest_cells([segment.state_table(checked.read_file(storage, file)) for file in fresh])
+        found[name] = {
+            partition: [list(_write_parts(storage, work, name, partition, mine))]
+            for partition, mine in _divide_by_owner(table, work.partitions)
+        }
+    return found
+
+
+def add_runs(runs: Runs, newer: Runs) -> None:
+    """Put newer runs on top of those of each partition."""
+    for step, parts in newer.items():
+        for partition, found in parts.items():
+            runs.setdefault(step, {}).setdefault(partition, []).extend(found)
+
+
 def _on_top(storage: Storage, work: RewriteJob, name: str, runs: list[Run], fresh: list[Pointer]) -> list[Run]:
     """Keep the runs, and make one more of the segments that are not compacted."""
     if not fresh:
@@ -161,22 +180,46 @@ class Rewriter:
 
     def rewrite(self, works: list[RewriteJob], last: Record, upgrades: Mapping[str, Upgrade] | None = None) -> Pointer:
         """Run the jobs, and return the manifest of the new state. It replaces the log up to `last`."""
+        runs = self.run_jobs(works, upgrades)
+        return self.write_manifest(runs, last)
+
+    def run_jobs(self, works: list[RewriteJob], upgrades: Mapping[str, Upgrade] | None = None) -> Runs:
+        """Run the jobs, and return the runs of the new state."""
         self.at("before")
         results = self.each(partial(rewrite_partition, upgrades=dict(upgrades or {})), works) if works else []
         self.at("during")
         runs: Runs = {}
         for result in results:
-            for step, parts in result.items():
-                for partition, found in parts.items():
-                    runs.setdefault(step, {}).setdefault(partition, []).extend(found)
+            add_runs(runs, result)
         self._check_keys_differ(
             runs, {name for work in works for old, (name, *_) in work.steps.items() if old in (upgrades or {})}
         )
+        return runs
+
+    def write_manifest(self, runs: Runs, last: Record) -> Pointer:
+        """Write the manifest of the new state, which replaces the log up to `last`."""
         path = Paths(last.app).manifest(Attempt(last.number + 1, self.driver, new_id()))
         made = Manifest(MANIFEST_FORMAT, last.app, last.number, last.checksum, runs)
         found_pointer = write_manifest(self.storage, path, made)
         self.at("after")
         return found_pointer
+
+    def plan_changes(self, after: Record, last: Record, partitions: int) -> list[RewriteJob]:
+        """Return the jobs that move the changes of the records after one and up to another, of the same epoch."""
+        found: dict[int, dict[str, tuple[str, list[Run], list[Pointer]]]] = {}
+        for record in self.ledger.between(after.number, last.number):
+            for step, segments in record.segments.items():
+                for partition, files in segments.items():
+                    found.setdefault(partition, {}).setdefault(step, (step, [], []))[2].extend(files)
+        attempt = Attempt(last.number + 1, self.driver, "")
+        return [RewriteJob(last.app, p, partitions, True, attempt, steps) for p, steps in sorted(found.items())]
+
+    def move_changes(self, works: list[RewriteJob]) -> Runs:
+        """Run jobs of `plan_changes`; the result goes on top of the runs of the state before."""
+        runs: Runs = {}
+        for result in self.each(move_partition_changes, works) if works else []:
+            add_runs(runs, result)
+        return runs
 
     def _check_keys_differ(self, runs: Runs, steps: set[str]) -> None:
         """Raise `Incompatible` if a migration gives two keys the same new one: the state of one would be lost."""

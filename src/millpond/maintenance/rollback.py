@@ -55,6 +55,7 @@ def roll_back(app: StoppedApp, batch: int, *, dry_run: bool = False, program: Pr
         f"roll back to batch {target.number}",
         back=target.number,
         partitions=target.partitions,
+        declared=target.declared,
         positions=target.positions,
         watermarks=target.watermarks,
         reached=target.reached,

@@ -87,6 +87,7 @@ class _Pass:
             self._count(file.path)
             self._try(partial(checked.read_file, self.storage, file))
         self._read_heartbeat()
+        self._read_requests()
         left: list[str] = []
         if newest is not None:
             with suppress(MillpondError):  # it is among the damaged already
@@ -134,6 +135,11 @@ class _Pass:
         path = self.ledger.paths.heartbeat
         if self._try(partial(read_checked, self.storage, path, old=b'{"driver":')) is not None:
             self._count(path)
+
+    def _read_requests(self) -> None:
+        for item in list(self.storage.list(self.ledger.paths.requests)):
+            if self._try(partial(read_checked, self.storage, item.path)) is not None:
+                self._count(item.path)
 
     def _read_records(self, first: int, last: int) -> None:
         before: Record | None = None

@@ -21,6 +21,7 @@ from millpond.errors import InvalidUse, MillpondError, short_repr
 from millpond.log import checked
 from millpond.log.jobs import When
 from millpond.log.ledger import Ledger
+from millpond.log.requests import leave_request, read_answer, remove_answer
 from millpond.log.segment import unpack_outputs
 from millpond.maintenance.rebuild import Rebuild, Rebuilt
 from millpond.pipeline.graph import Deliver, Program, Read
@@ -309,6 +310,29 @@ class TestDriver:
             raise
         self._run()
 
+    def rescale(self, partitions: int) -> None:
+        """Move the state of the running app to another number of partitions, as `millpond rescale` does.
+
+        It leaves a request, as the command does, and runs the app until it is answered. InvalidUse if it is refused.
+
+        >>> import millpond as mp
+        >>> app = mp.App("a"); stream = app.stream("n", mp.sources.rows([])).to("out", mp.sinks.console())
+        >>> with mp.testing.TestDriver(app) as driver:
+        ...     driver.send("n", [1])
+        ...     driver.rescale(5)
+        ...     driver.send("n", [2])
+        ...     driver.output("out")
+        [1, 2]
+        """
+        self._check_alive()
+        name, storage = self._app.name, self._storage
+        request = leave_request(Ledger(storage, name, self.clock), "rescale", {"partitions": partitions})
+        self._run()
+        answer = read_answer(storage, name, request.id)
+        remove_answer(storage, name, request.id)
+        if answer is not None and not answer.done:
+            raise InvalidUse(f"rescale({partitions!r}): {answer.text}")
+
     def rebuild(self, step: str, *, switch: bool = False) -> Rebuilt:
         """Like `App.rebuild`: compute the state of a step again from all rows that were sent, and compare it.
 
@@ -440,8 +464,11 @@ class TestDriver:
         assert self._driver is not None
         armed = self._crash
         try:
-            while self._driver.batch(Limit(1 << 40, 1 << 60), final=final) and not final:
-                pass
+            self._driver.requests.look()
+            while True:
+                worked = self._driver.batch(Limit(1 << 40, 1 << 60), final=final)
+                if final or not (worked or self._driver.requests.is_busy):
+                    break
             for taken in self._sinks.values():
                 taken.only = None
             if armed is not None and self._crash == armed and armed[1] == "during":

@@ -1,0 +1,206 @@
+"""The driver's side of requests: it looks for them beside its batches, and carries them out between two batches."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from millpond.driver.owner import Owner
+from millpond.errors import MillpondError, Unavailable
+from millpond.log.jobs import When
+from millpond.log.requests import (
+    REQUEST_FORMAT,
+    Answer,
+    Request,
+    UnreadableRequest,
+    find_refusal,
+    has_requests,
+    read_requests,
+    remove_old_answers,
+    remove_request,
+    write_answer,
+)
+
+log = logging.getLogger("millpond")
+
+LOOK_SECONDS = 1.0  # between two listings of the folder, which are not on the way of a batch
+
+
+class Refused(Exception):
+    """A request is not carried out, and nothing was changed. Its text is the answer."""
+
+
+class RequestedWork(Protocol):
+    """A request that is being carried out.
+
+    If the work changes the app, one record does it, with `Owner.naming(request)` among its fields.
+    """
+
+    def advance(self) -> str | None:
+        """Go on with the work, and return the answer once it is done; None if batches are to go on first.
+
+        Called on the driver's own thread, before each batch, until it returns a text or raises `Refused`. Any other
+        error ends the run, and the next driver takes the request again.
+        """
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `advance` has something to do."""
+        ...
+
+    def close(self) -> None:
+        """Give the work up, because the driver ends. Called once, in place of `advance`."""
+        ...
+
+
+class NothingToDo:
+    """The work of a request that asks for what is so already."""
+
+    is_ready = True
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def advance(self) -> str:
+        return self._text
+
+    def close(self) -> None:
+        return None
+
+
+class RequestDesk:
+    """Takes one request after the other, and answers them.
+
+    `kinds` has the function that begins the work of each kind of request; it may raise `Refused`. With `threaded`, a
+    thread looks for requests; otherwise `look` does when it is called. `at` is called at the crash points: before
+    anything is done, when it is done and not answered, and when it is answered and still there.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        kinds: Mapping[str, Callable[[Request], RequestedWork]],
+        at: Callable[[When], None],
+        *,
+        threaded: bool,
+    ) -> None:
+        self._owner, self._kinds, self._at, self._threaded = owner, kinds, at, threaded
+        self._storage, self._app = owner.storage, owner.last.app
+        self._found, self._stopped = threading.Event(), threading.Event()
+        self._current: tuple[Request | None, RequestedWork] | None = None
+        self._thread = threading.Thread(target=self._watch, name="millpond-requests", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look for requests, and remove answers that no command has read."""
+        with contextlib.suppress(MillpondError):
+            remove_old_answers(self._storage, self._app, self._owner.clock.now())
+        self.look()
+        if self._threaded:
+            self._thread.start()
+
+    def look(self) -> None:
+        """Look once whether there is a request."""
+        with contextlib.suppress(MillpondError):  # the next look tries again
+            if has_requests(self._storage, self._app):
+                self._found.set()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(LOOK_SECONDS):
+            if not self._found.is_set():
+                self.look()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits or is being carried out."""
+        return self._current is not None or self._found.is_set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `advance` has something to do now."""
+        return self._found.is_set() if self._current is None else self._current[1].is_ready
+
+    def begin(self, work: RequestedWork) -> None:
+        """Begin work that the driver itself asks for. Called only while the desk is not busy."""
+        assert self._current is None
+        self._current = (None, work)
+
+    def advance(self) -> None:
+        """Take the next request, or go on with the one that was taken. Called between two batches."""
+        if self._current is None:
+            self._current = self._take()
+        if self._current is None:
+            return
+        request, work = self._current
+        try:
+            text = work.advance()
+        except Refused as refusal:
+            if request is None:
+                log.warning("%s: %s", self._app, refusal)
+            else:
+                self._refuse(request.id, str(refusal))
+        else:
+            if text is None:
+                return
+            if request is None:
+                log.warning("%s: %s", self._app, text)
+            else:
+                self._at("during")
+                log.warning("%s: carried out a request of %s: %s", self._app, request.who, text)
+                record, _ = self._owner.last.requests.get(request.id, (None, 0.0))
+                self._answer(request.id, text, done=True, record=record)
+        self._current = None
+
+    def _take(self) -> tuple[Request, RequestedWork] | None:
+        if not self._found.is_set():
+            return None
+        self._found.clear()  # the next look finds what is left
+        try:
+            found = read_requests(self._storage, self._app)
+        except Unavailable:
+            return None
+        for each in found:
+            if isinstance(each, UnreadableRequest):
+                self._refuse(each.id, each.reason)
+            elif each.id in self._owner.last.requests:  # the driver before died before it had answered
+                number = self._owner.last.requests[each.id][0]
+                self._answer(each.id, f"carried out by record {number}", done=True, record=number)
+            elif (refusal := find_refusal(each, self._owner.clock.now(), self._kinds)) is not None:
+                self._refuse(each.id, refusal)
+            else:
+                self._at("before")
+                try:
+                    return each, self._kinds[each.kind](each)
+                except Refused as error:
+                    self._refuse(each.id, str(error))
+        return None
+
+    def _refuse(self, id: str, text: str) -> None:
+        log.warning("%s: request %s is refused: %s", self._app, id, text)
+        self._answer(id, text, done=False)
+
+    def _answer(self, id: str, text: str, *, done: bool, record: int | None = None) -> None:
+        """Write the answer, then remove the request. If the storage is unavailable, a later look does both."""
+        now = self._owner.clock.now()
+        try:
+            write_answer(
+                self._storage,
+                self._app,
+                Answer(format=REQUEST_FORMAT, id=id, done=done, text=text, time=now, record=record),
+            )
+            self._at("after")
+            remove_request(self._storage, self._app, id)
+        except Unavailable as error:
+            log.warning("%s: request %s is answered later: %s", self._app, id, error)
+
+    def close(self) -> None:
+        """Stop looking, and give up what is under way: the next driver takes it again. May be called twice."""
+        self._stopped.set()
+        current, self._current = self._current, None
+        if current is not None:
+            current[1].close()
+        if self._thread.is_alive():
+            self._thread.join()
