@@ -12,6 +12,7 @@ import pytest
 from simulated_hosts import World
 
 import millpond as mp
+from millpond.log.requests import leave_request, read_answer
 from millpond.replica.follow import READY_RECORDS, UNUSED_SECONDS
 from millpond.replica.lmdb_store import close_below
 
@@ -208,6 +209,7 @@ def test_with_too_few_hosts_the_app_says_so_once_and_goes_on(tmp_path: Path, cap
         world.send()
         world.send()
         world.restart()
+        world.send()
     warned = [record.message for record in caplog.records if "standbys=1 needs 2 hosts" in record.message]
     assert len(warned) == 2, "once for each driver"
     world.hosts.add("host-1")
@@ -290,6 +292,51 @@ def test_a_drained_host_is_empty_after_a_while_and_gets_partitions_again_when_it
         world.send()
     assert list(world.primary.values()).count("host-1") == 2
     world.check()
+
+
+def test_a_request_drains_a_host_and_is_answered_when_the_host_is_empty(world: World) -> None:
+    def ask(**arguments: object) -> str:
+        request = leave_request(world.driver.owner.ledger, "drain", arguments)
+        world.driver.requests.look()
+        for _ in range(6):
+            world.send()
+            answer = read_answer(world.storage, "sums", request.id)
+            if answer is not None:
+                return answer.text
+        raise AssertionError("no answer")
+
+    world.send()
+    assert "host host-1 has no partitions" in ask(host="host-1")
+    assert "host-1" not in world.primary.values()
+    assert "'host-9' is not among the hosts" in ask(host="host-9")
+    assert "'host-1' is not among the hosts that run tasks and are not drained: host-0, host-2" in ask(host="host-1")
+    assert "expected the name of a host, got 7" in ask(host=7)
+    assert "host host-2 has no partitions" in ask(host="host-2")
+    assert "'host-0' is the only host" in ask(host="host-0")
+    assert ask(host="host-1", undo=True) == "host host-1 gets partitions again"
+    for _ in range(3):
+        world.send()
+    assert "host-1" in world.primary.values()
+    world.check()
+
+
+def test_a_drained_host_that_dies_and_comes_back_gets_partitions_again(world: World) -> None:
+    world.send()
+    world.driver.placement.drain("host-1")
+    for _ in range(3):
+        world.send()
+    world.hosts.kill("host-1")
+    world.send()
+    world.hosts.add("host-1")
+    for _ in range(3):
+        world.send()
+    assert "host-1" in world.primary.values()
+
+
+def test_only_the_hosts_of_a_running_app_can_be_drained(tmp_path: Path) -> None:
+    app = mp.App("sums", str(tmp_path / "state"))
+    with pytest.raises(mp.errors.InvalidUse, match="drain: app 'sums' does not run"):
+        app.drain("host-1")
 
 
 def test_a_rescale_restarts_the_standbys(world: World) -> None:

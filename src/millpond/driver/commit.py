@@ -25,6 +25,7 @@ from millpond.backoff import Backoff
 from millpond.clock import Clock
 from millpond.driver.auto_partitions import LOOK_SECONDS, CoreWatch
 from millpond.driver.delivery import DeliveryWorker
+from millpond.driver.drain import begin_drain
 from millpond.driver.live_rescale import LiveRescale, RescalePlan
 from millpond.driver.owner import Owner
 from millpond.driver.patience import Patience, StoppedWaiting
@@ -119,7 +120,7 @@ class Driver:
         )
         self.requests = RequestDesk(
             owner,
-            {"rescale": self._begin_rescale},
+            {"rescale": self._begin_rescale, "drain": partial(begin_drain, self.placement)},
             lambda when: self._at("request", when),
             threaded=settings.threaded,
         )

@@ -64,6 +64,9 @@ class Placement:
         self._drained: set[str] = set()
         self._layout = Layout()
         self._computed: dict[int, str] = {}  # partition → the host that computed it last
+        self._unknown: dict[
+            int, tuple[str, int]
+        ] = {}  # partition → place and record, until it is known whose place it is
         self._point = LogPoint.of(owner.last)
         self._is_stale = False  # the layout is to be chosen again
         self._is_active = False  # there were several hosts once
@@ -85,7 +88,7 @@ class Placement:
                 self._thread = threading.Thread(target=self._run, name="millpond-standbys", daemon=True)
                 self._thread.start()
             if not self._is_active:
-                return self._warn_if_few()
+                return
             for host, partitions in self._owner.last.hosts.items():
                 self._computed |= dict.fromkeys((p for p in partitions if p < self._point.partitions), host)
             self._layout = Layout(primary=dict(self._computed))
@@ -104,7 +107,6 @@ class Placement:
             self._take_hosts(hosts)
             self._take_record(self._owner.last)
             if not self._is_active:
-                self._warn_if_few()
                 return None
             if self._is_stale:
                 self._lay()
@@ -136,8 +138,9 @@ class Placement:
                         moved.setdefault((before, host, how), []).append((result.partition, behind))
                     self._computed[result.partition] = host
                     self._hosts[host].copies[result.partition] = base
-                elif result.place:
-                    self._is_stale = True  # a host that is new, or whose folder was replaced
+                elif result.place:  # a host that is new, or whose folder was replaced
+                    self._unknown[result.partition] = (result.place, base)
+                    self._is_stale = True
                     self._wake.set()
             if misplaced:
                 self._changed_at = self._clock.monotonic() if self._changed_at is None else self._changed_at
@@ -152,6 +155,7 @@ class Placement:
         """Let the standbys follow the newest record, in the thread if there is one."""
         with self._lock:
             self._take_record(self._owner.last)
+            self._warn_if_few()  # not earlier: executors join one after the other
             if not self._is_active:
                 return
         if self._settings.threaded:
@@ -190,6 +194,16 @@ class Placement:
             self._drained.discard(host)
             self._is_stale = True
         self._wake.set()
+
+    def hosts(self) -> list[str]:
+        """Return the hosts that are alive, without those that are drained; empty if there is only one."""
+        with self._lock:
+            return [host for host in self._hosts if host not in self._drained] if self._is_active else []
+
+    def is_empty(self, host: str) -> bool:
+        """Return whether a host computes and follows no partition."""
+        with self._lock:
+            return not self._layout.on(host)
 
     def status(self) -> dict[int, PartitionCopies]:
         """Return where each partition and its standbys are; empty if there is only one host."""
@@ -235,6 +249,7 @@ class Placement:
         if gone and self._is_active:
             self._changed_at = self._clock.monotonic()
             log.warning("%s: %s gone", self._app, _are("host", gone))
+            self._drained -= set(gone)  # one that comes back was repaired
         self._hosts = {host: self._hosts.get(host) or _Host(tidied=self._clock.monotonic()) for host in hosts}
         self._is_active = self._is_active or len(hosts) > 1
         self._is_stale = True
@@ -249,6 +264,7 @@ class Placement:
             self._point, self._is_stale = LogPoint.of(record), True
             for host in self._hosts.values():
                 host.copies = {}
+            self._unknown = {}
             if record.partitions != point.partitions:
                 self._layout, self._computed = Layout(), {}
         else:
@@ -274,7 +290,6 @@ class Placement:
         self._runtime.place([self._layout.primary[p] for p in range(self._point.partitions)] if self._hosts else [])
         if self._layout != before:
             self._wake.set()
-        self._warn_if_few()
 
     def _warn_if_few(self) -> None:
         standbys = self._settings.standbys
@@ -402,6 +417,11 @@ class Placement:
         before, host.place = (host.place, dict(host.copies)), report.place
         primary = {p: at for p, at in host.copies.items() if self._layout.primary.get(p) == name}
         host.copies = {**report.positions, **{p: max(at, report.positions.get(p, at)) for p, at in primary.items()}}
+        for partition, (place, at) in list(self._unknown.items()):
+            if place == host.place:
+                del self._unknown[partition]
+                host.copies[partition] = max(at, host.copies.get(partition, at))
+                self._computed.setdefault(partition, name)
         if job.keep is not None:
             host.tidied = self._clock.monotonic()
         if report.removed:
