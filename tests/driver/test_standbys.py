@@ -101,6 +101,20 @@ def test_a_detour_to_a_busy_cluster_does_not_build_state_from_the_log(world: Wor
     world.check()
 
 
+def test_partitions_that_do_not_run_where_they_were_laid_are_laid_again(world: World) -> None:
+    for _ in range(3):
+        world.send()
+    before = world.primary
+    world.hosts.strays[0] = world.standby[0][0]
+    world.send()
+    assert world.primary[0] != before[0]
+    for _ in range(3):
+        world.clock.advance(60)
+        world.send()
+    assert world.primary == before
+    world.check()
+
+
 def test_a_batch_that_is_always_sent_to_the_wrong_host_is_computed_there_in_the_end(world: World) -> None:
     world.send()
     third = ({*world.hosts.alive} - {world.primary[0], *world.standby[0]}).pop()

@@ -36,6 +36,7 @@ TIDY_SECONDS = 300.0  # between two removals of copies that a host does not need
 AVOIDED_SECONDS = 60.0  # for which a host that could not keep a copy gets no other
 JOIN_SECONDS = 5.0  # that a driver waits at its start for hosts which had partitions before
 MOST_REPEATS = 3  # attempts at one batch that may end because a partition is on the wrong host
+RELAY_SECONDS = 5.0  # between two attempts at laying partitions again that do not run where they were laid
 ROUND_SECONDS = 30.0  # that closing waits for a round of following
 
 
@@ -63,6 +64,9 @@ class Placement:
         self._hosts: dict[str, _Host] = {}
         self._drained: set[str] = set()
         self._layout = Layout()
+        self._placed: list[str] = []  # the hosts that the runtime was given
+        self._strays: set[int] = set()  # partitions that ran elsewhere in the last batch
+        self._relaid = 0.0  # when strays were last laid again
         self._computed: dict[int, str] = {}  # partition → the host that computed it last
         self._unknown: dict[
             int, tuple[str, int]
@@ -142,6 +146,7 @@ class Placement:
                     self._unknown[result.partition] = (result.place, base)
                     self._is_stale = True
                     self._wake.set()
+            self._relay_strays(misplaced)
             if misplaced:
                 self._changed_at = self._clock.monotonic() if self._changed_at is None else self._changed_at
                 batch, repeats = self._repeats
@@ -150,6 +155,18 @@ class Placement:
                 return True
             self._log_moves(moved)
             return False
+
+    def _relay_strays(self, misplaced: bool) -> None:
+        """Lay the partitions again if some have not run on their hosts twice in a row.
+
+        Their hosts may have been too busy when the partitions were laid: an executor that has just been started is.
+        """
+        wanted = self._layout.primary
+        strays = {p for p, host in self._computed.items() if p in wanted and host != wanted[p]}
+        now = self._clock.monotonic()
+        if (strays & self._strays or (misplaced and strays)) and now - self._relaid >= RELAY_SECONDS:
+            self._placed, self._is_stale, self._relaid = [], True, now
+        self._strays = strays
 
     def note_commit(self) -> None:
         """Let the standbys follow the newest record, in the thread if there is one."""
@@ -287,7 +304,10 @@ class Placement:
                 frozenset(avoided),
             )
         )
-        self._runtime.place([self._layout.primary[p] for p in range(self._point.partitions)] if self._hosts else [])
+        wanted = [self._layout.primary[p] for p in range(self._point.partitions)] if self._hosts else []
+        if wanted != self._placed:
+            self._runtime.place(wanted)
+            self._placed = wanted
         if self._layout != before:
             self._wake.set()
 

@@ -102,7 +102,8 @@ class Runtime(Protocol):
     def place(self, hosts: Sequence[str]) -> None:
         """Let the keyed tasks of each partition run on its host from now on; anywhere if there are no hosts.
 
-        It is a preference: if a host is gone or has no free slot for long, a task runs elsewhere.
+        It is a preference: if a host is gone or has no free slot for long, a task runs elsewhere. The same hosts again
+        mean that partitions do not run there: they are laid once more.
         """
         ...
 

@@ -56,12 +56,14 @@ class LocalHosts:
     """Simulated hosts, each with a folder of replicas of its own. Tests let them die and come back.
 
     A task whose host is gone runs on another one, as on Spark. `detours` sends the next task of a partition to a host
-    that was not asked for, as Spark does if the right one is busy.
+    that was not asked for, as Spark does if the right one is busy; `strays` sends all of them there, until partitions
+    are placed again.
     """
 
     root: Path
     alive: list[str]
     detours: dict[int, str] = field(default_factory=dict)
+    strays: dict[int, str] = field(default_factory=dict)
 
     def home(self, host: str) -> str:
         """Return the folder of a host's replicas."""
@@ -80,7 +82,8 @@ class LocalHosts:
 
     def choose(self, partition: int, wanted: Sequence[str]) -> str:
         """Return the host that runs the next task of a partition."""
-        host = self.detours.pop(partition, None) or (wanted[partition] if partition < len(wanted) else "")
+        asked = wanted[partition] if partition < len(wanted) else ""
+        host = self.detours.pop(partition, None) or self.strays.get(partition) or asked
         return host if host in self.alive else self.alive[partition % len(self.alive)]
 
 
@@ -167,6 +170,8 @@ class LocalRuntime:
 
     def place(self, hosts: Sequence[str]) -> None:
         self._placed = list(hosts)
+        if self._hosts is not None:
+            self._hosts.strays.clear()
 
     def each_on(self, task: Callable[[Storage, W], T], jobs: list[tuple[str, W]]) -> list[T]:
         found = []

@@ -142,7 +142,7 @@ class Exchange:
 
     def place(self, hosts: Sequence[str]) -> None:
         """Let each partition be on its host from the next job on; anywhere if there are no hosts."""
-        self._wanted = tuple(hosts)
+        self._wanted, self._laid = tuple(hosts), ()
 
     def shuffle(self, blobs: RDD[tuple[int, Any]], partitions: int) -> RDD[tuple[int, Any]]:
         """Return the blobs, each in the partition that it is for. Spark moves them when a job needs them."""
