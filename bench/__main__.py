@@ -18,6 +18,7 @@ import kafka
 import live_rescale
 import map_batch
 import python_alone
+import replicas
 import running_total
 import sources
 import windows
@@ -46,6 +47,10 @@ WITH_BROKER: dict[str, list[Callable[[Bench], None]]] = {
 # Only when they are asked for: they start and stop processes with JVMs of their own.
 REPLICAS: dict[str, list[Callable[[Bench], None]]] = {
     "replicas-rescale": [live_rescale.pauses],
+    "replicas-standbys": [replicas.take_over, replicas.cost_of_standbys, replicas.warm_restart],
+    "replicas-take-over": [replicas.take_over],
+    "replicas-cost": [replicas.cost_of_standbys],
+    "replicas-restart": [replicas.warm_restart],
 }
 
 
