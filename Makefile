@@ -27,8 +27,8 @@ ROUNDS ?= 100
 MINUTES ?= 30
 SEED ?= random
 
-.PHONY: bench bench-windows bench-columns bench-kafka bench-life format hooks lock upgrade clean
-.PHONY: demo test lint types docs unit wheel spark kafka-tests kafka kill kafka-kill soak model chaos chaos-spark
+.PHONY: bench bench-windows bench-columns bench-kafka bench-life bench-replicas format hooks lock upgrade clean
+.PHONY: demo test lint types docs unit wheel spark kafka-tests kafka kill kill-hosts kafka-kill soak model chaos chaos-spark
 
 demo: .venv/run.stamp
 	@$(WITH_JAVA) $(BIN)/millpond demo
@@ -89,6 +89,10 @@ kafka:
 kill: .venv/dev.stamp
 	@$(WITH_JAVA) export MILLPOND_KILL_ROUNDS=$(ROUNDS) && $(PYTEST) tests -k kill -s --timeout=0
 
+# kill -9 of the hosts of a cluster whose app has standbys, ROUNDS times
+kill-hosts: .venv/dev.stamp
+	@$(WITH_JAVA) export MILLPOND_KILL_HOSTS_ROUNDS=$(ROUNDS) && $(PYTEST) tests/spark/test_hosts_on_spark.py -s --timeout=0
+
 # Kafka to Kafka: kill -9 of drivers, workers and brokers, at each step and call, ROUNDS times with other random numbers
 kafka-kill: .venv/dev.stamp
 	@$(WITH_JAVA) export MILLPOND_KAFKA_KILL_ROUNDS=$(ROUNDS) && \
@@ -132,6 +136,10 @@ $(QUIX)/made.stamp: .venv/made.stamp
 	@$(BIN)/python -m venv $(QUIX)
 	@$(QUIX)/bin/python -m pip install -qq --disable-pip-version-check quixstreams==3.28.1
 	@touch $@
+
+# take-over by standbys, their cost, warm restarts, on a cluster of three hosts; BENCH="--only replicas-cost" runs one part
+bench-replicas: .venv/dev.stamp
+	@$(WITH_JAVA) $(BIN)/python bench $(if $(findstring --only,$(BENCH)),,--only replicas-standbys) $(BENCH)
 
 # recovery, compaction, many keys, start-up; needs no JVM
 bench-life: .venv/dev.stamp

@@ -21,6 +21,7 @@ import live_rescale
 import map_batch
 import python_alone
 import read_replica
+import replicas
 import running_total
 import sources
 import stores
@@ -52,6 +53,10 @@ WITH_BROKER: dict[str, list[Callable[[Bench], None]]] = {
 WITH_PROCESSES: dict[str, list[Callable[[Bench], None]]] = {
     "replicas-driver": [driver_takeover.against_cold_start],
     "replicas-rescale": [live_rescale.pauses],
+    "replicas-standbys": [replicas.take_over, replicas.cost_of_standbys, replicas.warm_restart],
+    "replicas-take-over": [replicas.take_over],
+    "replicas-cost": [replicas.cost_of_standbys],
+    "replicas-restart": [replicas.warm_restart],
 }
 
 

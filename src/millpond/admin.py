@@ -112,6 +112,24 @@ class Admin:
                 return answer  # otherwise the app has stopped, and is rescaled here
         return rescale_app(self._stopped_app(progress, force), partitions, dry_run=dry_run)
 
+    def drain(self, host: str, *, undo: bool = False, timeout: float = EXPIRE_SECONDS) -> str:
+        """Let all partitions and standbys of a running app leave a host, and say so when it is empty.
+
+        The driver builds copies on other hosts first, beside its batches. The host gets no partitions until `undo`,
+        until it is gone, or until the driver starts again. Its name is the one that `millpond status` shows. This call
+        waits for at most `timeout` seconds. InvalidUse if the app does not run, or has no other host.
+
+        >>> import millpond as mp
+        >>> def before_maintenance(app: mp.App): print(app.admin.drain("10.0.0.2"))
+        """
+        running = self._running_app(None)
+        answer = None
+        if running.seems_running:
+            answer = running.ask("drain", {"host": host, "undo": undo}, timeout=timeout)
+        if answer is None:
+            raise InvalidUse(f"drain: app {self.name!r} does not run, so no host has partitions of it.")
+        return answer
+
     def rollback(
         self, batch: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False
     ) -> str:
@@ -370,6 +388,14 @@ class AdminVerbs(ABC):
         >>> def grow(): mp.admin("state", "orders").rescale(8)
         """
         return self.admin.rescale(partitions, dry_run=dry_run, progress=progress, force=force, timeout=timeout)
+
+    def drain(self, host: str, *, undo: bool = False, timeout: float = EXPIRE_SECONDS) -> str:
+        """Let all partitions of a running app leave a host: see `Admin.drain`.
+
+        >>> import millpond as mp
+        >>> def before_maintenance(): mp.open("state", "orders").drain("10.0.0.2")
+        """
+        return self.admin.drain(host, undo=undo, timeout=timeout)
 
     def rollback(
         self, batch: int, *, dry_run: bool = False, progress: ProgressCallback | None = None, force: bool = False

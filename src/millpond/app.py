@@ -48,6 +48,8 @@ from millpond.storage import Storage, open_storage
 from millpond.timing import duration, seconds
 from millpond.user_functions import check_function
 
+MOST_STANDBYS = 8
+
 
 class App(AdminVerbs):
     """A named pipeline. Its streams, steps and sinks are added to it, and then it runs.
@@ -65,6 +67,10 @@ class App(AdminVerbs):
     `store` is the local store in which workers keep replicas: "lmdb", "rocksdb", "memory", or an `mp.lowlevel.Store`;
     a step may have another. `local_limit` is how many bytes the app's replicas may take up on one host, as a number or
     as text such as "20GB"; a batch that needs more fails with `Unavailable`, and None sets no limit.
+
+    `standbys` is the number of further copies of each partition, on other hosts of the cluster, that follow the log.
+    When a host is lost, its partitions continue on the hosts of these copies. With too few hosts the app says so once,
+    and runs without.
 
     >>> import millpond as mp
     >>> app = mp.App("hello", state_dir="memory://")
@@ -88,6 +94,7 @@ class App(AdminVerbs):
         compact_every: int = 100,
         store: str | Store = "lmdb",
         local_limit: int | str | None = None,
+        standbys: int = 0,
     ) -> None:
         check_name(name, "App(name)")
         is_number = type(partitions) is int and 1 <= partitions <= MOST_PARTITIONS
@@ -97,8 +104,10 @@ class App(AdminVerbs):
             )
         if type(compact_every) is not int or compact_every < 1:
             raise InvalidUse(f"App(compact_every): expected a whole number of 1 or more, got {compact_every!r}")
+        if type(standbys) is not int or not 0 <= standbys <= MOST_STANDBYS:
+            raise InvalidUse(f"App(standbys): expected a whole number from 0 to {MOST_STANDBYS}, got {standbys!r}")
         self.name, self.partitions, self.local_dir = name, partitions, local_dir
-        self.compact_every = compact_every
+        self.compact_every, self.standbys = compact_every, standbys
         self._stores = LocalStores(
             find_store(store, "App(store)"),
             limit=None if local_limit is None else parse_bytes(local_limit, "App(local_limit)"),
@@ -443,6 +452,7 @@ class App(AdminVerbs):
                         DriverSettings(
                             partitions=self.partitions,
                             home=self.local_dir,
+                            standbys=self.standbys,
                             every=settings.every,
                             keep=self.keep,
                             compact_every=self.compact_every,

@@ -78,6 +78,8 @@ class BatchContext:
     is_read_ahead: bool = False  # the batch before it is not done: `event_time` is as that one begins
     backlogs: dict[int, Backlog] = field(default_factory=dict)  # node of a stream of changes → what readers lack
     parcels: tuple[Parcel, ...] = ()  # outputs of the batch before, which the tasks of the first stage deliver
+    # partition → ids of the places with a ready copy; None if there is one host, and no task says where it ran
+    copies: dict[int, frozenset[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,9 @@ class KeyedResult:
     ends: dict[str, StreamTime] = field(default_factory=dict)  # stream → its time as the batch ends
     incomplete: str = ""  # why the batch must be run again, if it must
     host: str = ""
+    place: str = ""  # the id of the folder of replicas on that host, if the driver has asked for it
+    found: int | None = None  # the record that the replica there was at; None if there was none
+    misplaced: bool = False  # nothing was done: another host has a ready copy of the state, and this one has none
     seconds: float = 0.0
     delivered: list[str] = field(default_factory=list)  # ids of the deliveries that the task has made
     delivery_failures: dict[str, MillpondError] = field(default_factory=dict)  # sink → why it did not take a parcel
@@ -166,6 +171,10 @@ class StageResults:
 
 class TooSoon(MillpondError):
     """Rows that were read ahead depend on the event time at the end of the batch before them."""
+
+
+class Misplaced(MillpondError):
+    """Tasks ran on hosts without a copy of their state, and other hosts have one: the batch is run again there."""
 
 
 class Incomplete(Exception):

@@ -84,6 +84,23 @@ class RecentStatus:
 
 
 @dataclass(frozen=True)
+class StandbyStatus:
+    """A standby of a partition: its host, how many records it lacks (None without a copy), and if it can take over."""
+
+    host: str
+    lag: int | None
+    ready: bool
+
+
+@dataclass(frozen=True)
+class PartitionStatus:
+    """The host that computes a partition, and its standbys, as the last heartbeat of a running app says."""
+
+    host: str
+    standbys: list[StandbyStatus]
+
+
+@dataclass(frozen=True)
 class Status:
     """The status of an app."""
 
@@ -104,6 +121,7 @@ class Status:
     log: LogStatus
     segment_bytes: int
     recovering: list[Recovery]  # partitions whose state workers rebuild from the log at the moment
+    replicas: dict[int, PartitionStatus]  # by partition; empty if the app does not run, or runs on one host
 
 
 def status_of(storage: Storage, app: str, clock: Clock) -> Status:
@@ -132,7 +150,17 @@ def status_of(storage: Storage, app: str, clock: Clock) -> Status:
         log=_log(ledger, newest),
         segment_bytes=sum(step.bytes for step in steps.values()),
         recovering=[] if beat is None else _recovering(storage, app, beat, clock),
+        replicas=_replicas(beat),
     )
+
+
+def _replicas(beat: Beat | None) -> dict[int, PartitionStatus]:
+    return {
+        partition: PartitionStatus(
+            copies.host, [StandbyStatus(copy.host, copy.lag, copy.ready) for copy in copies.standbys]
+        )
+        for partition, copies in sorted(({} if beat is None else beat.partitions).items())
+    }
 
 
 def _recovering(storage: Storage, app: str, beat: Beat, clock: Clock) -> list[Recovery]:

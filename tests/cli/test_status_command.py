@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from click.testing import Result
 import millpond as mp
 from cli.samples import order, totals_app
 from millpond.clock import ManualClock, SystemClock
-from millpond.log.heartbeat import FRESH_SECONDS, Heartbeat
+from millpond.log.heartbeat import FRESH_SECONDS, Heartbeat, PartitionCopies, StandbyCopy
 from millpond.log.ledger import Ledger
 from millpond.log.record import Kind, Position, Record
 from millpond.log.standby_drivers import StandbyFile
@@ -70,6 +71,7 @@ def test_it_tells_of_the_newest_batch_the_streams_the_steps_and_the_sinks(millpo
         "recent": {"batches": 2, "late": {}, "skipped": {}},
         "log": {"first": 0, "compacted": None, "rewritten": None, "why": None, "trouble": None},
         "recovering": [],
+        "replicas": {},
     }
 
 
@@ -149,6 +151,23 @@ def test_standby_drivers_are_shown_for_as_long_as_they_wait(millpond: Millpond, 
     assert len(status(millpond)["standby_drivers"]) == 1
     file.remove()
     assert status(millpond)["standby_drivers"] == []
+
+
+def test_the_hosts_of_partitions_and_standbys_are_shown_with_their_lag(millpond: Millpond, running: Running) -> None:
+    running().send("orders", [order("ann", 3)])
+    copies = {
+        0: PartitionCopies("10.0.0.1", [StandbyCopy("10.0.0.2", 3, True)]),
+        1: PartitionCopies("10.0.0.2", [StandbyCopy("10.0.0.1")]),
+        2: PartitionCopies("10.0.0.3"),
+    }
+    Heartbeat(open_storage("state"), "orders", "driver", SystemClock()).beat(7, partitions=copies)
+    assert status(millpond)["replicas"] == {
+        "0": {"host": "10.0.0.1", "standbys": [{"host": "10.0.0.2", "lag": 3, "ready": True}]},
+        "1": {"host": "10.0.0.2", "standbys": [{"host": "10.0.0.1", "lag": None, "ready": False}]},
+        "2": {"host": "10.0.0.3", "standbys": []},
+    }
+    lines = [" ".join(re.findall(r"[\w.]+", line)) for line in millpond("status").stdout.splitlines()]
+    assert {"0 10.0.0.1 10.0.0.2 3 yes", "1 10.0.0.2 10.0.0.1 no", "2 10.0.0.3 none"} <= set(lines)
 
 
 def test_a_damaged_record_is_an_error(millpond: Millpond, running: Running) -> None:

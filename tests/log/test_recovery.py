@@ -109,7 +109,7 @@ def test_the_driver_and_status_say_what_is_rebuilt(tmp_path: Path, rows: list[An
 
     driver = start_driver(an_app(tmp_path, rows, "after"), Watched(storage, wait))
     with HeartbeatThread(storage, driver.owner, SystemClock(), every=0.05) as beating:
-        beating.call(driver.recovery.report)
+        beating.follow(driver.recovery.report)
         assert driver.batch(LIMIT)
         number = driver.last.number
         driver.release()

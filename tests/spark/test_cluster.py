@@ -2,77 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 from folders import held, write
-from processes import Program, descendants, eventually
+from processes import Program, eventually
+from spark_cluster import Cluster
 
 import millpond as mp
 
 pytestmark = pytest.mark.slow
-
-
-class Cluster:
-    """A master and two workers, each with an address of its own, so that Spark sees two hosts."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._home = os.path.dirname(pyspark.__file__)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"spark://127.0.0.1:{port}"
-        self._processes = {"master": self._start("127.0.0.1", "master.Master", "--host", "127.0.0.1", "--port", port)}
-        self.said("master", "Starting Spark master")
-        for address in ("127.0.0.1", "127.0.0.2"):
-            self.add(address)
-
-    def add(self, address: str) -> None:
-        work = str(self._folder / f"work-{address}")
-        options = ("--cores", 2, "--memory", "1g", "--work-dir", work, self.url)
-        self._processes[address] = self._start(address, "worker.Worker", *options)
-        self.said(address, "Successfully registered with master")
-
-    def _start(self, address: str, role: str, *options: object) -> subprocess.Popen[bytes]:
-        name = "master" if role.startswith("master") else address
-        command = [f"{self._home}/bin/spark-class", f"org.apache.spark.deploy.{role}", "--webui-port", "0"]
-        env = {**os.environ, "SPARK_LOCAL_IP": address, "SPARK_HOME": self._home, "PYSPARK_PYTHON": sys.executable}
-        with open(self._folder / f"{name}.log", "ab") as log:
-            return subprocess.Popen(
-                [*command, *map(str, options)],
-                env={**env, "SPARK_DAEMON_MEMORY": "256m"},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def said(self, name: str, text: str) -> None:
-        log = self._folder / f"{name}.log"
-        eventually(lambda: log.exists() and text in log.read_text(errors="replace"), f"{text!r} of {name}")
-
-    def kill(self, name: str) -> None:
-        """The host is gone: its worker and the executors on it."""
-        process = self._processes.pop(name)
-        for pid in [*descendants(process.pid), process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-
-    def stop(self) -> None:
-        for name in reversed(list(self._processes)):
-            self.kill(name)
 
 
 @pytest.fixture

@@ -45,6 +45,21 @@ def rescale(
     _report(found, "would rescale" if dry_run else "rescaled", said)
 
 
+def drain(
+    host: Annotated[str, typer.Argument(metavar="HOST", help="The host, as `millpond status` shows it.")],
+    state_dir: StateDir = "state",
+    app: AppName = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Let the host get partitions again.")] = False,
+    timeout: Annotated[float, typer.Option(min=1.0, help="How many seconds to wait.")] = EXPIRE_SECONDS,
+) -> None:
+    """Let all partitions and standbys of a running app leave a host, before the host is taken away.
+
+    The driver builds copies on other hosts first. The command waits until the host has no partitions.
+    """
+    found = administer_chosen(state_dir, app)
+    _report(found, "undrained" if undo else "drained", found.drain(host, undo=undo, timeout=timeout))
+
+
 def rollback(
     batch: Annotated[int, typer.Argument(min=0, help="The batch to return to.")],
     program: Annotated[

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
 from millpond.cli.app_option import AppName, StateDir, open_chosen
 from millpond.cli.output import OutputFormat, Printed, format_bytes, print_json, print_table
-from millpond.status import LogStatus, Status
+from millpond.status import LogStatus, PartitionStatus, Status
 
 
 def status(state_dir: StateDir = "state", app: AppName = None, format: Printed = OutputFormat.table) -> None:
@@ -55,6 +57,9 @@ def _print(found: Status) -> None:
     if found.sinks:
         sinks = ((name, f"batch {s.delivered}", str(s.open)) for name, s in found.sinks.items())
         print_table("sinks", ["sink", "delivered up to", "open batches"], sinks, numbers=["open batches"])
+    if found.replicas:
+        head = ["partition", "host", "standby", "lag", "ready"]
+        print_table("partitions", head, _replica_rows(found.replicas), numbers=["partition", "lag"])
     recent = found.recent
     if recent.late or recent.skipped:
         names = sorted({*recent.late, *recent.skipped})
@@ -62,6 +67,16 @@ def _print(found: Status) -> None:
         title = f"rows left out in the last {recent.batches} batch{'' if recent.batches == 1 else 'es'}"
         failed = "skipped or dead letters"
         print_table(title, ["step or stream", "late", failed], counts, numbers=["late", failed])
+
+
+def _replica_rows(replicas: dict[int, PartitionStatus]) -> Iterator[tuple[str, ...]]:
+    """Yield a row of the table for each standby, and one for a partition without any."""
+    for partition, copies in replicas.items():
+        if not copies.standbys:
+            yield str(partition), copies.host, "none", "", ""
+        for standby in copies.standbys:
+            lag = "" if standby.lag is None else f"{standby.lag:,}"
+            yield str(partition), copies.host, standby.host, lag, "yes" if standby.ready else "no"
 
 
 def _describe_log(log: LogStatus) -> dict[str, str]:

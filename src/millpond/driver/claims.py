@@ -9,7 +9,7 @@ from millpond.clock import Clock
 from millpond.driver.heartbeat_thread import HeartbeatThread
 from millpond.driver.owner import Owner
 from millpond.driver.takeover import LONGEST_GAP, TakeOver
-from millpond.log.heartbeat import seems_running
+from millpond.log.heartbeat import PartitionCopies, seems_running
 from millpond.log.record import Record
 from millpond.storage import Storage
 
@@ -68,10 +68,10 @@ class Claims:
         self._beating = HeartbeatThread(owner.storage, owner, self._clock)
         self._beating.start()
 
-    def call(self, report: Callable[[], None]) -> None:
-        """Call a function after each heartbeat from now on."""
+    def follow(self, report: Callable[[], None], partitions: Callable[[], dict[int, PartitionCopies]]) -> None:
+        """From now on, ask with each heartbeat where the partitions are, and call `report` after it."""
         assert self._beating is not None
-        self._beating.call(report)
+        self._beating.follow(report, partitions)
 
     @property
     def is_lost(self) -> bool:

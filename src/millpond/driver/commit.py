@@ -25,9 +25,11 @@ from millpond.backoff import Backoff
 from millpond.clock import Clock
 from millpond.driver.auto_partitions import LOOK_SECONDS, CoreWatch
 from millpond.driver.delivery import DeliveryWorker
+from millpond.driver.drain import begin_drain
 from millpond.driver.live_rescale import LiveRescale, RescalePlan
 from millpond.driver.owner import Owner
 from millpond.driver.patience import Patience, StoppedWaiting
+from millpond.driver.placement import Placement
 from millpond.driver.planning import (
     BatchPlan,
     BatchRequest,
@@ -53,7 +55,7 @@ from millpond.log.ledger import Ledger
 from millpond.log.record import Record
 from millpond.log.requests import Request
 from millpond.log.rewrite import Rewriter
-from millpond.messages import EventTime, TooManyRows, TooMuch, TooSoon
+from millpond.messages import EventTime, Misplaced, StageResults, TooManyRows, TooMuch, TooSoon
 from millpond.pipeline.graph import Program
 from millpond.pipeline.phases import phases
 from millpond.runtimes.base import Runtime
@@ -102,6 +104,7 @@ class Driver:
             if isinstance(source, CheckedSource):
                 self._checked[stream] = source
         self.recovery = RecoveryWatch(storage, program.app, owner.id, clock)
+        self.placement = Placement(runtime, owner, settings, program)
         self._patience = Patience(program.app, controls.stop or threading.Event(), owner.check)
         self.compactor = Compactor(
             owner.id,
@@ -120,7 +123,7 @@ class Driver:
         )
         self.requests = RequestDesk(
             owner,
-            {"rescale": self._begin_rescale},
+            {"rescale": self._begin_rescale, "drain": partial(begin_drain, self.placement)},
             lambda when: self._at("request", when),
             threaded=settings.threaded,
         )
@@ -149,6 +152,7 @@ class Driver:
                 owner.find_backlogs()
                 driver.positions = positions_of(storage, driver.last)
                 check_streams(program, driver.positions)
+                driver.placement.begin()
                 driver._deliver_open()
                 driver.compactor.begin(driver.last)
                 driver._acknowledge_sources(driver.positions)
@@ -347,6 +351,9 @@ class Driver:
                     raise Unavailable(f"app {self.program.app!r}: a batch failed {attempt} times: {error}") from error
             except TooSoon:
                 continue
+            except Misplaced:
+                attempt -= 1
+                continue
             except Unavailable as error:
                 self._patience.wait(error)
                 attempt = 0
@@ -425,7 +432,8 @@ class Driver:
 
     def _attempt(self, plan: BatchPlan) -> Computed | None:
         """Run the tasks of a batch once; None if their results are not those of one whole batch."""
-        context = plan.context = self.owner.context(plan.now, self.settings.home, plan.event_time)
+        context = self.owner.context(plan.now, self.settings.home, plan.event_time)
+        context = plan.context = replace(context, copies=self.placement.settle())
         reading = self._ahead.read(plan, context) if self._ahead.is_behind else plan.reading
         plan.reading = None
         if reading is not None:
@@ -441,6 +449,7 @@ class Driver:
             raise
         if parcels:
             self.delivery.finish_attached(parcels, stage.results)
+        self._check_places(stage)
         computed = combine_results(self.last, self.positions, stage)
         if computed is None:
             return None
@@ -450,10 +459,16 @@ class Driver:
             carried = computed.carried_to(self.program, number, context.log.partitions)
             context = replace(context, table_changes=computed.tables_made(self.program))
             stage = self.runtime.next_stage(self.program, context, number, carried)
+            self._check_places(stage)
             if not computed.add(stage):
                 return None
         self._check_read(computed.positions)
         return computed
+
+    def _check_places(self, stage: StageResults) -> None:
+        """Raise `Misplaced` if a task ran on a host without a copy of its state while another host has one."""
+        if self.placement.note_results(stage.results):
+            raise Misplaced
 
     def _check_read(self, positions: Positions) -> None:
         """Ask the sources whether what a batch has read is what was planned. The batch waits for an answer."""
@@ -473,6 +488,7 @@ class Driver:
             **record_fields(self.storage, self.program, plan, self.positions, computed),
             manifest=self.compactor.ready or self.last.manifest,
             floor=max(self.compactor.floor, self.last.floor),
+            hosts=self.placement.hosts_for_record(),
         )
         self._at("commit", "during")
         for stream, places in computed.positions.items():
@@ -517,6 +533,7 @@ class Driver:
                 self.storage.delete([item.path])
                 self._at("tidy", "during")
         self.compactor.note_commit(self.last)
+        self.placement.note_commit()
         self._at("tidy", "after")
 
     def release(self) -> None:
@@ -535,6 +552,7 @@ class Driver:
 
     def close(self) -> None:
         """Stop the threads and wait for them. May be called twice."""
+        self.placement.close()
         self._ahead.drop()
         self.requests.close()
         self.delivery.close()

@@ -10,7 +10,7 @@ from typing import Any
 from millpond.clock import Clock
 from millpond.driver.owner import Owner
 from millpond.errors import MillpondError
-from millpond.log.heartbeat import BEAT_SECONDS, FRESH_SECONDS, WATCHED_BEAT_SECONDS, Heartbeat
+from millpond.log.heartbeat import BEAT_SECONDS, FRESH_SECONDS, WATCHED_BEAT_SECONDS, Heartbeat, PartitionCopies
 from millpond.log.standby_drivers import StandbyWatch
 from millpond.storage import Storage
 
@@ -29,6 +29,7 @@ class HeartbeatThread:
         self._heartbeat = Heartbeat(storage, owner.last.app, owner.id, clock)
         self._standbys = StandbyWatch(storage, owner.last.app, clock)
         self._report: Callable[[], None] = lambda: None
+        self._partitions: Callable[[], dict[int, PartitionCopies]] = dict
         self._stopped, self.lost = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="millpond-heartbeat", daemon=True)
 
@@ -53,16 +54,16 @@ class HeartbeatThread:
             with contextlib.suppress(MillpondError):
                 self._heartbeat.stop()
 
-    def call(self, report: Callable[[], None]) -> None:
-        """Call a function after each heartbeat from now on."""
-        self._report = report
+    def follow(self, report: Callable[[], None], partitions: Callable[[], dict[int, PartitionCopies]] = dict) -> None:
+        """From now on, ask with each heartbeat where the partitions are, and call `report` after it."""
+        self._report, self._partitions = report, partitions
 
     def _beat(self) -> None:
         """Write a heartbeat that says when the next one is due."""
         every = self._often
         with contextlib.suppress(MillpondError):  # then it is better to beat too often
             every = self._often if self._standbys.look() else self._seldom
-        self._heartbeat.beat(self._owner.last.number, every)
+        self._heartbeat.beat(self._owner.last.number, every, self._partitions())
         self._pause = every
 
     def _run(self) -> None:

@@ -124,7 +124,7 @@ def _run_once(
     """Run a driver until it ends, and return the name of its app."""
     try:
         claims.claimed(driver.owner)  # where `make` has not said so
-        claims.call(driver.recovery.report)
+        claims.follow(driver.recovery.report, driver.placement.status)
         _run_batches(driver, claims, settings, stop, clock, totals)
         driver.release()
         return driver.program.app

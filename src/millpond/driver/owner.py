@@ -93,7 +93,7 @@ class Owner:
             if rules is not None and not rules.may_claim(self.storage, self._program.app, last):
                 raise ClaimRefused(str(self._fenced_error()))
             if last is None:
-                number = partitions if isinstance(partitions, int) else default
+                number = partitions if isinstance(partitions, int) else default_partitions
                 record = self._first_record(number, partitions)
             else:
                 try:

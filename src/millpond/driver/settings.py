@@ -29,6 +29,7 @@ class DriverSettings:
     # None means those that the state has, or one for each slot of the runtime; "auto" follows the slots.
     partitions: DeclaredPartitions = None
     home: str | None = None  # the folder for replicas; None lets each host choose
+    standbys: int = 0  # copies of each partition on other hosts
     keep: Keep = field(default_factory=Keep)
     compact_every: int = COMPACT_EVERY  # records
     every: float = math.inf  # seconds between batches: a source that is silent for two of them is quiet

@@ -28,7 +28,22 @@ WATCHED_BEAT_SECONDS = 1.0  # between beats while a standby driver waits
 _OLD = b'{"driver"'  # how a file of an earlier version begins, without a checksum
 
 
-class Beat(msgspec.Struct):
+class StandbyCopy(msgspec.Struct, omit_defaults=True):
+    """A standby of a partition: its host, the records that it lacks (None: there is no copy), and if it is ready."""
+
+    host: str
+    lag: int | None = None
+    ready: bool = False
+
+
+class PartitionCopies(msgspec.Struct, omit_defaults=True):
+    """The host that computes a partition, and its standbys."""
+
+    host: str
+    standbys: list[StandbyCopy] = msgspec.field(default_factory=list)
+
+
+class Beat(msgspec.Struct, omit_defaults=True):
     """The contents of the heartbeat: which process ran the app, and when it last wrote this."""
 
     driver: str
@@ -39,6 +54,7 @@ class Beat(msgspec.Struct):
     machine: str = ""  # process ids can be compared within one of these
     started: str = ""  # the start time of the process, as the operating system formats it
     every: float = BEAT_SECONDS  # seconds after which the next one is due
+    partitions: dict[int, PartitionCopies] = msgspec.field(default_factory=dict)  # empty if there is only one host
 
     @property
     def is_dead(self) -> bool:
@@ -58,9 +74,13 @@ class Heartbeat:
     def __init__(self, storage: Storage, app: str, driver: str, clock: Clock) -> None:
         self._storage, self._path, self._driver, self._clock = storage, Paths(app).heartbeat, driver, clock
 
-    def beat(self, number: int, every: float = BEAT_SECONDS) -> None:
-        """Write that the driver runs, that this is its newest record, and when the next beat is due."""
-        write_checked(self._storage, self._path, make_beat(self._driver, self._clock.now(), number, every))
+    def beat(
+        self, number: int, every: float = BEAT_SECONDS, partitions: dict[int, PartitionCopies] | None = None
+    ) -> None:
+        """Write that the driver runs, its newest record, when the next beat is due, and where its partitions are."""
+        beat = make_beat(self._driver, self._clock.now(), number, every)
+        beat.partitions = partitions or {}
+        write_checked(self._storage, self._path, beat)
 
     def stop(self) -> None:
         """Remove the heartbeat, unless another driver has written it."""

@@ -133,6 +133,9 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     )  # step → sink or step that reads its changes → the state that it has been given
     manifest: Pointer | None = None  # the segments of all records up to this file's own, compacted
     floor: int = 0  # records below this one may be gone, and what only they name
+    hosts: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # host → partitions that it computed last, for the next driver; empty if there is only one host
     segments: Pointers = field(default_factory=dict)
     outputs: Pointers = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)  # stream → rows read by this batch
@@ -203,4 +206,5 @@ CARRIED = (
     "steps",
     "spark",
     "manifest",
+    "hosts",
 )

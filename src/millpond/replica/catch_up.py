@@ -262,6 +262,15 @@ def _open_view(
     raise _replica_unavailable(folder, trouble) from trouble
 
 
+def replica_position(place: ReplicaPlace) -> int | None:
+    """Return the record that the replica at a place is at, as it is; None if there is none that can be used."""
+    try:
+        with lend_store(place.store, place.folder, None) as replica:
+            return replica.newest_record()[0]
+    except (Replaced, *_UNUSABLE, *_UNREADABLE):
+        return None
+
+
 def _check_history(position: int, checksum: str, belongs: Callable[[int, str], bool]) -> None:
     if not belongs(position, checksum):
         raise Damaged(f"record {position} is of another history")

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from hashlib import blake2b
 from pathlib import Path
 
@@ -20,14 +21,42 @@ from millpond.log.point import LogPoint
 
 _NAME = re.compile(r".+-of-(\d{5,})(?:-since-(\d+))?")
 MOST_TABLE = 200  # bytes of a table's name in the name of its folder, which says more
+_PARTITION = re.compile(r"\d{5}(%[a-z][a-z0-9]*(-[0-9a-f]{8})?)?-of-\d{5}(-since-\d+)?")
+_REPLICA = re.compile(r".+-of-\d{5}(-since-\d+)?")
+
+_simulated_home: ContextVar[str | None] = ContextVar("home", default=None)
+
+
+@contextmanager
+def simulate_host(home: str) -> Iterator[None]:
+    """Let the replicas of this thread be below a folder, within the `with` block, as if it ran on another host."""
+    token = _simulated_home.set(home)
+    try:
+        yield
+    finally:
+        _simulated_home.reset(token)
 
 
 def default_home() -> str:
     """Return `MILLPOND_LOCAL_DIR`, or a folder of this user among the temporary files of this host."""
-    named = os.environ.get("MILLPOND_LOCAL_DIR")
+    named = _simulated_home.get() or os.environ.get("MILLPOND_LOCAL_DIR")
     if named:
         return os.path.abspath(named)
     return os.path.join(tempfile.gettempdir(), f"millpond-{quote_name(_user())}")
+
+
+def replica_place(home: str | None) -> str:
+    """Return an id of the folder of the replicas on this host, which is created if it is missing.
+
+    Processes with the same id share their replicas, whatever their hosts are called.
+    """
+    folder = home or default_home()
+    try:
+        os.makedirs(folder, exist_ok=True)
+        found = os.stat(folder)
+    except OSError:  # building a store there will raise the reason
+        return blake2b(f"{boot()} {folder}".encode(), digest_size=8).hexdigest()
+    return blake2b(f"{boot()} {found.st_dev} {found.st_ino}".encode(), digest_size=8).hexdigest()
 
 
 def _user() -> str:
@@ -163,3 +192,17 @@ def app_folder(home: str, app: str, incarnation: str | None = None) -> Path:
     """Return the folder of all replicas of an app, or of one of its incarnations."""
     root = Path(home, Paths(app).root)
     return root / incarnation if incarnation else root
+
+
+def partition_folders(incarnation: Path) -> list[Path]:
+    """Return the folders of partitions below that of an incarnation, of any count of partitions and epoch."""
+    return [folder for folder in replica_folders(incarnation) if _PARTITION.fullmatch(folder.name)]
+
+
+def replica_folders(incarnation: Path) -> list[Path]:
+    """Return the folders of partitions and of whole tables below that of an incarnation."""
+    try:
+        found = list(incarnation.iterdir())
+    except OSError:
+        return []
+    return sorted(folder for folder in found if _REPLICA.fullmatch(folder.name) and folder.is_dir())

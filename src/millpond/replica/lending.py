@@ -89,12 +89,19 @@ def build_store(store: Store, folder: Path, records: Iterator[RecordChanges]) ->
 def remove_idle(unused: Iterable[Path]) -> None:
     """Remove folders of stores, except those that this process is reading at the moment."""
     for folder in unused:
-        with _opening:
-            found = _open.get(folder)
-            if found is None or found.users == 0:
-                if found is not None:
-                    _open.pop(folder).close()
-                shutil.rmtree(folder, ignore_errors=True)
+        remove_store(folder)
+
+
+def remove_store(folder: Path) -> bool:
+    """Remove the folder of a store, unless this process is reading it; return whether it was removed."""
+    with _opening:
+        found = _open.get(folder)
+        if found is not None and found.users:
+            return False
+        if found is not None:
+            _open.pop(folder).close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return True
 
 
 def _check_newest(folder: Path, number: int) -> None:

@@ -20,7 +20,7 @@ from millpond.errors import InvalidUse
 from millpond.log.point import LogPoint
 from millpond.log.recovery import RecoveryFile
 from millpond.replica import folders
-from millpond.replica.catch_up import PartitionChanges, ReplicaPlace, catch_up
+from millpond.replica.catch_up import PartitionChanges, ReplicaPlace, catch_up, replica_position
 from millpond.replica.lending import remove_idle
 from millpond.replica.lmdb_store import LMDB
 from millpond.replica.memory_store import MemoryStore
@@ -151,23 +151,35 @@ class PartitionStores:
         With `rebuild` the stores are built from the log. The view's position is that of the log point only if all
         stores are exactly there. Raises what `replica.catch_up.catch_up` raises.
         """
-        slots, limit = self._slots, self.stores.local_limit(log_point.app, self.home)
-        places = [slot_folder(self.home, log_point, self.partition, slot) for slot in slots]
+        slots, places = self._slots, self.places(log_point)
         with ExitStack() as stack:
             views: list[View] = []
-            for slot, folder in zip(slots, places, strict=True):
-                place = ReplicaPlace(folder, slot.store, limit)
+            for slot, place in zip(slots, places, strict=True):
                 holds = None if slot.is_default and not slot.steps else slot.holds
                 changes = PartitionChanges(storage, self.partition, holds, self.report)
                 views.append(stack.enter_context(catch_up(storage, log_point, place, changes, rebuild=rebuild)))
             yield views[0] if len(views) == 1 else RoutedView(slots, views)
         if self.tidies:
-            self._tidy(log_point, places)
+            self._tidy(log_point, [place.folder for place in places])
 
     @property
     def _slots(self) -> list[Slot]:
         slots = self.stores.slots
         return [slot for slot in slots if self.steps is None or any(map(slot.holds, self.steps))] or [slots[0]]
+
+    def places(self, log_point: LogPoint) -> list[ReplicaPlace]:
+        """Return where the stores are at a point of the log."""
+        limit = self.stores.local_limit(log_point.app, self.home)
+        return [
+            ReplicaPlace(slot_folder(self.home, log_point, self.partition, slot), slot.store, limit)
+            for slot in self._slots
+        ]
+
+    def position(self, log_point: LogPoint) -> int | None:
+        """Return the record that all stores have reached, as they are; None if one is missing or cannot be used."""
+        found = [replica_position(place) for place in self.places(log_point)]
+        positions = [position for position in found if position is not None]
+        return min(positions) if len(positions) == len(found) else None
 
     def folder(self, log_point: LogPoint) -> Path:
         """Return the folder of the store, the first one if there are several, for messages."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -90,6 +90,28 @@ class Runtime(Protocol):
 
     def each(self, task: Callable[[Storage, W], T], jobs: list[W]) -> list[T]:
         """Call `task(storage, job)` for each job, and return the results; `JobLost` if that failed."""
+        ...
+
+    def hosts(self) -> list[str]:
+        """Return the hosts that can run tasks now, in order. Called before every batch, and from another thread.
+
+        Empty if tasks cannot be sent to chosen hosts.
+        """
+        ...
+
+    def place(self, hosts: Sequence[str]) -> None:
+        """Let the keyed tasks of each partition run on its host from now on; anywhere if there are no hosts.
+
+        It is a preference: if a host is gone or has no free slot for long, a task runs elsewhere. The same hosts again
+        mean that partitions do not run there: they are laid once more.
+        """
+        ...
+
+    def each_on(self, task: Callable[[Storage, W], T], jobs: list[tuple[str, W]]) -> list[T]:
+        """Call `task(storage, job)` for each job, on its host if possible; `JobLost` if that failed.
+
+        Called from a thread, while a batch runs.
+        """
         ...
 
     def offers(self, wait: float) -> list[Offer]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from millpond.clock import Clock
@@ -22,6 +25,8 @@ from millpond.messages import (
 )
 from millpond.parcels import hand_over
 from millpond.pipeline.graph import Program
+from millpond.replica.folders import simulate_host
+from millpond.replica.lmdb_store import close_below
 from millpond.runtimes.base import Offer, Reading, T, W
 from millpond.steps.forks import refuse_forks
 from millpond.storage import Storage
@@ -46,11 +51,48 @@ class LocalReading:
         self.items = []
 
 
+@dataclass
+class LocalHosts:
+    """Simulated hosts, each with a folder of replicas of its own. Tests let them die and come back.
+
+    A task whose host is gone runs on another one, as on Spark. `detours` sends the next task of a partition to a host
+    that was not asked for, as Spark does if the right one is busy; `strays` sends all of them there, until partitions
+    are placed again.
+    """
+
+    root: Path
+    alive: list[str]
+    detours: dict[int, str] = field(default_factory=dict)
+    strays: dict[int, str] = field(default_factory=dict)
+
+    def home(self, host: str) -> str:
+        """Return the folder of a host's replicas."""
+        return str(self.root / host)
+
+    def kill(self, host: str, *, lose_disk: bool = False) -> None:
+        """Let a host die; its replicas are there when it comes back, unless its disk is lost."""
+        self.alive.remove(host)
+        close_below(self.home(host))
+        if lose_disk:
+            shutil.rmtree(self.home(host), ignore_errors=True)
+
+    def add(self, host: str) -> None:
+        """Let a host join, or come back."""
+        self.alive.append(host)
+
+    def choose(self, partition: int, wanted: Sequence[str]) -> str:
+        """Return the host that runs the next task of a partition."""
+        asked = wanted[partition] if partition < len(wanted) else ""
+        host = self.detours.pop(partition, None) or self.strays.get(partition) or asked
+        return host if host in self.alive else self.alive[partition % len(self.alive)]
+
+
 class LocalRuntime:
     """Runs every task where it is called. `between` is called after each keyed task, for tests to step in.
 
     With `ahead`, the rows of a batch are read while the one before is computed, as on Spark. `shipped` is the program
-    that the tasks run, as it is loaded in a worker; without it they run the driver's own.
+    that the tasks run, as it is loaded in a worker; without it they run the driver's own. `hosts` are simulated; then
+    the driver must not choose the folder of the replicas.
     """
 
     slots = 1
@@ -62,8 +104,10 @@ class LocalRuntime:
         between: Callable[[int], None] | None = None,
         ahead: bool = False,
         shipped: Program | None = None,
+        hosts: LocalHosts | None = None,
     ) -> None:
         refuse_forks()  # the functions of the program run in this process
+        self._hosts, self._placed = hosts, list[str]()
         self._storage, self._tools, self._ahead = storage, Tools(storage, clock), ahead
         self._shipped = shipped
         self._between = between or (lambda partition: None)
@@ -108,7 +152,9 @@ class LocalRuntime:
         results = []
         for partition, (items, carried) in enumerate(inputs):
             task = KeyedTask(self._shipped or program, context, stage, partition, self._tools)
-            results.append(task.run(items, carried))
+            host = None if self._hosts is None else self._hosts.choose(partition, self._placed)
+            with self._on(host):
+                results.append(task.run(items, carried))
             self._between(partition)
         return results
 
@@ -118,6 +164,26 @@ class LocalRuntime:
 
     def each(self, task: Callable[[Storage, W], T], jobs: list[W]) -> list[T]:
         return [task(self._storage, job) for job in jobs]
+
+    def hosts(self) -> list[str]:
+        return [] if self._hosts is None else sorted(self._hosts.alive)
+
+    def place(self, hosts: Sequence[str]) -> None:
+        self._placed = list(hosts)
+        if self._hosts is not None:
+            self._hosts.strays.clear()
+
+    def each_on(self, task: Callable[[Storage, W], T], jobs: list[tuple[str, W]]) -> list[T]:
+        found = []
+        for number, (host, job) in enumerate(jobs):
+            hosts = self.hosts() or [host]
+            with self._on(host if host in hosts else hosts[number % len(hosts)]):
+                found.append(task(self._storage, job))
+        return found
+
+    def _on(self, host: str | None) -> AbstractContextManager[None]:
+        """Return a context in which tasks run on a simulated host."""
+        return nullcontext() if self._hosts is None or host is None else simulate_host(self._hosts.home(host))
 
     def offers(self, wait: float) -> list[Offer]:
         return []

@@ -35,6 +35,8 @@ from millpond.replica.catch_up import (
     repeated_damage,
 )
 from millpond.replica.cell_format import Damaged
+from millpond.replica.folders import replica_place
+from millpond.replica.follow import READY_RECORDS
 from millpond.replica.local_stores import PartitionStores
 from millpond.storage import Storage
 from millpond.task.batch_delivery import deliver_parcels
@@ -102,6 +104,8 @@ class KeyedTask:
             arrived.setdefault(exchange, []).extend(_fetch(tools.storage, piece) for piece in pieces)
         report = RecoveryFile(tools.storage, context.log.app, context.driver, context.batch, self.partition)
         stores = PartitionStores(context.home, self.partition, program.local_stores, program.steps, True, report)
+        if context.copies is not None and self._is_misplaced(stores, context.copies, result):
+            return
         tables = TaskTables(tools.storage, program, context, self.partition)
         whole, damaged_tables = program.whole_tables.get(self.stage, []), set[str]()
         for _ in range(MOST_REPLICA_ATTEMPTS):
@@ -117,6 +121,16 @@ class KeyedTask:
             except DamagedTable as error:
                 rebuild, damaged_tables, trouble = False, {error.table}, repeated_damage(error.folder, error.damage)
         raise trouble
+
+    def _is_misplaced(self, stores: PartitionStores, copies: dict[int, frozenset[str]], result: KeyedResult) -> bool:
+        """Note where the task runs; return whether another host has a ready copy of the state and this one has not.
+
+        Then the driver runs the batch again over there, which is faster than to build the state from the log here.
+        """
+        result.place, result.found = replica_place(self.context.home), stores.position(self.context.log)
+        is_ready = result.found is not None and self.context.log.number - result.found <= READY_RECORDS
+        result.misplaced = not is_ready and bool(copies.get(self.partition, frozenset()) - {result.place})
+        return result.misplaced
 
     def _run_steps(
         self,

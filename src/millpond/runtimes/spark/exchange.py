@@ -16,7 +16,7 @@ from typing import Any
 from pyspark import RDD, SparkContext, StorageLevel, TaskContext
 
 from millpond.messages import BatchContext, ExchangePiece, KeyedResult, PlannedSplit, ReadHeader
-from millpond.runtimes.spark.jvm import JvmShuffle
+from millpond.runtimes.spark.jvm import JvmHosts, JvmShuffle
 from millpond.runtimes.spark.shipping import ShippedProgram
 from millpond.task.keyed_task import KeyedTask
 from millpond.task.read_task import read_task
@@ -103,9 +103,10 @@ class Exchange:
 
     def __init__(self, context: SparkContext) -> None:
         self._spark = context
+        self.jvm_hosts = JvmHosts(context)
         self._anchor: RDD[tuple[int, Any]] | None = None
-        self._cores = 0
-        self._partitions = 0
+        self._wanted: tuple[str, ...] = ()  # the host of each partition; empty if any will do
+        self._laid: tuple[Any, ...] = ()  # what the anchor was made for
         self._checked = False
         self._readers: dict[int, RDD[int]] = {}
         self._jvm = JvmShuffle(context)
@@ -123,17 +124,25 @@ class Exchange:
     def anchor(self, partitions: int) -> RDD[tuple[int, Any]]:
         """Return the anchor: one small element per partition, cached where the partition is.
 
-        It is made again when the number of partitions or of cores changes.
+        It is made again when the number of partitions, the executors or the wanted hosts change: an executor that is
+        lost takes its part of the anchor along.
         """
-        cores = self._spark.defaultParallelism
-        if self._anchor is None or (cores, partitions) != (self._cores, self._partitions):
+        executors = self.jvm_hosts.executors() or self._spark.defaultParallelism
+        wanted = self._wanted if len(self._wanted) == partitions else ()
+        if self._anchor is None or (executors, partitions, wanted) != self._laid:
             self.drop()
             slots = spark_partition(partitions)
             pairs = self._spark.parallelize([(p, None) for p in range(DRIVER_PARTITION, partitions)], slots)
             self._anchor = pairs.partitionBy(slots, spark_partition).persist(StorageLevel.MEMORY_AND_DISK)
-            self._anchor.count()
-            self._cores, self._partitions = cores, partitions
+            on_hosts = self.jvm_hosts.placed(range(slots), (None, *wanted)) if wanted else None
+            # The tasks of a zip run where the first RDD prefers, and cache their part of the anchor there.
+            (self._anchor if on_hosts is None else on_hosts.zip(self._anchor)).count()
+            self._laid = (executors, partitions, wanted)
         return self._anchor
+
+    def place(self, hosts: Sequence[str]) -> None:
+        """Let each partition be on its host from the next job on; anywhere if there are no hosts."""
+        self._wanted, self._laid = tuple(hosts), ()
 
     def shuffle(self, blobs: RDD[tuple[int, Any]], partitions: int) -> RDD[tuple[int, Any]]:
         """Return the blobs, each in the partition that it is for. Spark moves them when a job needs them."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.serializers import NoOpSerializer
+from pyspark.serializers import BatchedSerializer, CPickleSerializer, NoOpSerializer
 from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("millpond")
 
 # What a call raises that this version of Spark does not have, or that it refuses.
 _DIFFERS = (Py4JError, PySparkException, AttributeError, TypeError)
@@ -35,6 +40,72 @@ class JvmShuffle:
                 conf = self._spark._jsc.sc().conf().clone().set("spark.serializer.objectStreamReset", "1")
                 self._serializer = self._spark._jvm.org.apache.spark.serializer.JavaSerializer(conf)
             shuffled._jrdd.rdd().dependencies().head().rdd().setSerializer(self._serializer)
+
+
+class JvmHosts:
+    """The executors of a session, and RDDs whose partitions prefer chosen hosts.
+
+    PySpark's API has no call for either. Where Spark is built differently, there are no hosts to choose. That is logged
+    once, and partitions are where Spark happens to put them.
+    """
+
+    def __init__(self, context: SparkContext) -> None:
+        self._spark: Any = context
+        self._own: str | None = None  # the driver's entry among the executors
+        self._can_choose = True
+        self._local: list[str] | None = None  # in local mode the driver is the only executor
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the driver runs all tasks; known after `executors` was called."""
+        return self._local is not None
+
+    def executors(self) -> list[str]:
+        """Return the executors that are alive, each as `host:port`, in order; empty if Spark does not say."""
+        if self._local is not None:
+            return self._local
+        if not self._can_choose:
+            return []
+        context = self._spark._jsc
+        try:
+            if self._own is None:
+                known = context.sc().statusStore().executorList(True)
+                found = [known.apply(at) for at in range(known.size())]
+                self._own = next((str(one.hostPort()) for one in found if one.id() == "driver"), None)
+                if self._own is None:  # Spark has not noted its own driver yet
+                    return []
+                if context.isLocal():
+                    self._local = [self._own]
+                    return self._local
+            names = str(context.sc().getExecutorMemoryStatus().keys().mkString(" ")).split()
+        except _DIFFERS as error:
+            return self._give_up(error)
+        return sorted(name for name in names if name != self._own)
+
+    def placed(self, values: Sequence[Any], hosts: Sequence[str | None]) -> RDD[Any] | None:
+        """Return an RDD with one value in each partition, which prefers a host; None if this Spark cannot do that."""
+        if not self._can_choose:
+            return None
+        try:
+            jvm = self._spark._jvm
+            pairs, as_scala = jvm.java.util.ArrayList(), jvm.scala.jdk.javaapi.CollectionConverters.asScala
+            for value, host in zip(values, hosts, strict=True):
+                names = jvm.java.util.ArrayList()
+                if host is not None:
+                    names.add(host)
+                pairs.add(jvm.scala.Tuple2(bytearray(pickle.dumps([value], 5)), as_scala(names).toSeq()))
+            tag = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
+            made = self._spark._jsc.sc().makeRDD(as_scala(pairs).toSeq(), tag)
+            return RDD(made.toJavaRDD(), self._spark, BatchedSerializer(CPickleSerializer()))  # type: ignore[no-untyped-call]
+        except _DIFFERS as error:
+            self._give_up(error)
+            return None
+
+    def _give_up(self, error: BaseException) -> list[str]:
+        if self._spark._jsc is not None and self._can_choose:
+            self._can_choose = False
+            log.warning("this Spark cannot run tasks on chosen hosts, and partitions are where it puts them: %s", error)
+        return []
 
 
 def convert_to_arrow(frame: DataFrame, rows: int) -> tuple[RDD[bytes], bytes] | None:

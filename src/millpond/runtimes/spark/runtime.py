@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -174,10 +174,26 @@ class SparkRuntime:
         ]  # a migration holds functions and classes of the program
         with self._job(self._program.app, getattr(task, "__name__", "maintenance")):
             found = self._context.parallelize(sent, len(sent)).map(lambda one: _run_job(one, url)).collect()
-        for result in found:
-            if isinstance(result, MillpondError):
-                raise result
-        return found
+        return _raise_errors(found)
+
+    def hosts(self) -> list[str]:
+        try:
+            executors = self._exchange.jvm_hosts.executors()
+        except SPARK_ERRORS as error:
+            raise self._gone_error() from error
+        return [] if self._exchange.jvm_hosts.is_local else sorted({name.rpartition(":")[0] for name in executors})
+
+    def place(self, hosts: Sequence[str]) -> None:
+        self._exchange.place(hosts)
+
+    def each_on(self, task: Callable[[Storage, W], T], jobs: list[tuple[str, W]]) -> list[T]:
+        url = self.state_url
+        sent = [pickling.pickle_value((task, job)) for _, job in jobs]
+        with self._job(self._program.app, getattr(task, "__name__", "standbys")):
+            placed = self._exchange.jvm_hosts.placed(sent, [host for host, _ in jobs])
+            if placed is None:
+                raise JobLost("this Spark cannot run tasks on chosen hosts")
+            return _raise_errors(placed.map(lambda one: _run_job(one, url)).collect())
 
     @contextlib.contextmanager
     def _job(self, app: str, what: str) -> Iterator[None]:
@@ -252,6 +268,13 @@ def _hand_over_all(shipped: ShippedProgram, state_url: str, parcels: Iterable[Pa
 
 def _load_program(shipped: ShippedProgram, _: int) -> None:
     shipped.program()
+
+
+def _raise_errors(found: list[Any]) -> list[Any]:
+    for result in found:
+        if isinstance(result, MillpondError):
+            raise result
+    return found
 
 
 def _worker_error(app: str, python: str, trouble: str) -> InvalidUse:
