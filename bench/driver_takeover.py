@@ -17,6 +17,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,10 +134,18 @@ def _add(key: str, row: dict[str, Any], total: int) -> tuple[dict[str, Any], int
 def _run_driver(folder: Path, role: str) -> None:
     from on_spark import a_session
 
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     app = mp.App("bench", str(folder / "state"), partitions=2, local_dir=str(folder / "local"))
     rows = app.stream("rows", mp.sources.files(folder / "in"))
     rows.key_by("key").stateful_map("total", _add, initial=0).to("out", mp.sinks.discard())
     app.run(spark=a_session(), every="100ms", standby=role == "standby")
+
+
+def _end_with(parent: int) -> None:
+    """End this driver and its JVM when the benchmark has ended, in whatever way."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
