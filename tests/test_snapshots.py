@@ -13,6 +13,7 @@ from small_programs import nth
 import millpond as mp
 from millpond.codec import encode_key, partition_of
 from millpond.replica import snapshot
+from millpond.replica.local_stores import PartitionStores
 from millpond.state_view import StateView
 from millpond.storage import MemoryStorage
 from millpond.testing import TestDriver
@@ -55,15 +56,17 @@ class RunningApp:
 
     def __init__(self, driver: TestDriver, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
         self.homes: list[str] = []
-        original = snapshot.catch_up  # type: ignore[attr-defined]
+        homes = self.homes
 
-        def catch_up(storage: Any, log: Any, folder: Path, *args: Any, **how: Any) -> Any:
-            self.homes.append(str(folder))
-            if folder.name.startswith("00001-") and len(self.homes) <= times * 3:
-                send(driver, 2)  # with the second, the replicas apply the first
-            return original(storage, log, folder, *args, **how)
+        class Noticed(PartitionStores):
+            def catch_up(self, storage: Any, log_point: Any, *, rebuild: bool = False) -> Any:
+                folder = self.folder(log_point)
+                homes.append(str(folder))
+                if folder.name.startswith("00001-") and len(homes) <= times * 3:
+                    send(driver, 2)  # with the second, the replicas apply the first
+                return super().catch_up(storage, log_point, rebuild=rebuild)
 
-        monkeypatch.setattr(snapshot, "catch_up", catch_up)
+        monkeypatch.setattr(snapshot, "PartitionStores", Noticed)
 
 
 @pytest.mark.parametrize("views", [1, 2, snapshot.MOST_VIEWS])
