@@ -60,7 +60,7 @@ def rescale(folder: Path, partitions: int, said: list[str]) -> None:
     """What an operator does: the command again, until it has worked."""
     while True:
         with contextlib.suppress(mp.errors.MillpondError):
-            said.append(mp.open(str(folder / "state"), "totals").rescale(partitions))
+            said.append(mp.admin(str(folder / "state"), "totals").rescale(partitions))
             return
         time.sleep(0.2)
 

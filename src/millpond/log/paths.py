@@ -167,6 +167,7 @@ class Paths:
     def standby_driver(self, id: str) -> str:
         return f"{self.standby_drivers}/{id}.json"
 
+    @property
     def requests(self) -> str:
         return f"{self.root}/requests"
 
