@@ -9,12 +9,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from simulated_hosts import World
+from local_drivers import start_driver
+from simulated_hosts import ANY, World, add_up
 
 import millpond as mp
 from millpond.log.requests import leave_request, read_answer
 from millpond.replica.follow import READY_RECORDS, UNUSED_SECONDS
 from millpond.replica.lmdb_store import close_below
+from millpond.storage import open_storage
 
 
 @pytest.fixture
@@ -231,6 +233,17 @@ def test_with_too_few_hosts_the_app_says_so_once_and_goes_on(tmp_path: Path, cap
         world.send()
     assert all(len(hosts) == 1 for hosts in world.ready.values())
     world.check()
+
+
+def test_without_a_cluster_the_app_says_that_standbys_need_one(caplog: pytest.LogCaptureFixture) -> None:
+    app = mp.App("sums", "memory://", standbys=1)
+    app.stream("rows", mp.sources.rows([{"key": "a", "value": 1}])).key_by("key").stateful_map(
+        "total", add_up, initial=0
+    )
+    driver = start_driver(app, open_storage("memory://"))
+    driver.batch(ANY)
+    driver.close()
+    assert [record.message for record in caplog.records if "standbys=1 needs a cluster" in record.message]
 
 
 @pytest.mark.parametrize("standbys", [0, 1])

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 import millpond as mp
 from millpond.cli import commands
 from millpond.clock import new_id
+from millpond.runtimes.spark.jvm import JvmHosts
 
 pytestmark = pytest.mark.slow
 
@@ -114,6 +116,19 @@ def all_ready(state_dir: str, hosts: int) -> bool:
             for copies in found.values()
         )
     )
+
+
+def test_a_spark_without_the_calls_has_no_hosts_to_choose_and_that_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other: Any = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: object()), _jvm=object())
+    hosts = JvmHosts(other)
+    assert hosts.executors() == []
+    assert hosts.executors() == []
+    assert hosts.placed([b"job"], ["127.0.0.1"]) is None
+    assert [record.message.partition(",")[0] for record in caplog.records] == [
+        "this Spark cannot run tasks on chosen hosts"
+    ]
 
 
 @pytest.mark.timeout(0)

@@ -24,6 +24,7 @@ def start_driver(
     settings = DriverSettings(
         partitions=app.partitions,
         home=app.local_dir,
+        standbys=app.standbys,
         threaded=False,
         keep=app.keep,
         compact_every=app.compact_every,

@@ -434,7 +434,9 @@ class Driver:
     def _attempt(self, plan: BatchPlan) -> Computed | None:
         """Run the tasks of a batch once; None if their results are not those of one whole batch."""
         context = self.owner.context(plan.now, self.settings.home, plan.event_time)
-        context = plan.context = replace(context, copies=self.placement.settle())
+        if self.placement.is_on:
+            context = replace(context, copies=self.placement.settle())
+        plan.context = context
         reading = self._ahead.read(plan, context) if self._ahead.is_behind else plan.reading
         plan.reading = None
         if reading is not None:
@@ -450,7 +452,8 @@ class Driver:
             raise
         if parcels:
             self.delivery.finish_attached(parcels, stage.results)
-        self._check_places(stage)
+        if self.placement.is_on:
+            self._check_places(stage)
         computed = combine_results(self.last, self.positions, stage)
         if computed is None:
             return None
@@ -460,7 +463,8 @@ class Driver:
             carried = computed.carried_to(self.program, number, context.log.partitions)
             context = replace(context, table_changes=computed.tables_made(self.program))
             stage = self.runtime.next_stage(self.program, context, number, carried)
-            self._check_places(stage)
+            if self.placement.is_on:
+                self._check_places(stage)
             if not computed.add(stage):
                 return None
         self._check_read(computed.positions)
@@ -489,7 +493,7 @@ class Driver:
             **record_fields(self.storage, self.program, plan, self.positions, computed),
             manifest=self.compactor.ready or self.last.manifest,
             floor=max(self.compactor.floor, self.last.floor),
-            hosts=self.placement.hosts_for_record(),
+            hosts=self.placement.hosts_for_record() if self.placement.is_on else {},
         )
         self._at("commit", "during")
         for stream, places in computed.positions.items():
@@ -534,7 +538,8 @@ class Driver:
                 self.storage.delete([item.path])
                 self._at("tidy", "during")
         self.compactor.note_commit(self.last)
-        self.placement.note_commit()
+        if self.placement.is_on:
+            self.placement.note_commit()
         self._at("tidy", "after")
 
     def release(self) -> None:

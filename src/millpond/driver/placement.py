@@ -73,6 +73,7 @@ class Placement:
             int, tuple[str, int]
         ] = {}  # partition → place and record, until it is known whose place it is
         self._point = LogPoint.of(owner.last)
+        self.is_on = False  # after `begin`: whether the runtime has hosts; if not, nothing else here is called
         self._is_stale = False  # the layout is to be chosen again
         self._is_active = False  # there were several hosts once
         self._has_warned = False
@@ -85,6 +86,16 @@ class Placement:
 
     def begin(self) -> None:
         """Ask the hosts what they have, and lay the partitions there. Called before the first batch."""
+        self.is_on = self._runtime.has_hosts
+        if not self.is_on:
+            if self._settings.standbys:
+                log.warning(
+                    "%s: standbys=%d needs a cluster: here all tasks run on one host, or where Spark puts them. The "
+                    "app goes on without standbys.",
+                    self._app,
+                    self._settings.standbys,
+                )
+            return
         hosts = self._wait_for_hosts(set(self._owner.last.hosts))
         with self._lock:
             self._point = LogPoint.of(self._owner.last)
@@ -122,9 +133,9 @@ class Placement:
 
     def note_results(self, results: Iterable[KeyedResult]) -> bool:
         """Take note of where tasks ran; return whether the batch is to be run again because some were misplaced."""
-        if not self._is_active:
-            return False
         with self._lock:
+            if not self._is_active:
+                return False
             base, misplaced = self._owner.last.number, False
             moved: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
             for result in results:

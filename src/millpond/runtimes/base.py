@@ -92,11 +92,13 @@ class Runtime(Protocol):
         """Call `task(storage, job)` for each job, and return the results; `JobLost` if that failed."""
         ...
 
-    def hosts(self) -> list[str]:
-        """Return the hosts that can run tasks now, in order. Called before every batch, and from another thread.
+    @property
+    def has_hosts(self) -> bool:
+        """Whether tasks can be sent to chosen hosts. If not, nothing below that concerns hosts is called."""
+        ...
 
-        Empty if tasks cannot be sent to chosen hosts.
-        """
+    def hosts(self) -> list[str]:
+        """Return the hosts that can run tasks now, in order. Called before every batch, and from another thread."""
         ...
 
     def place(self, hosts: Sequence[str]) -> None:

@@ -165,6 +165,10 @@ class LocalRuntime:
     def each(self, task: Callable[[Storage, W], T], jobs: list[W]) -> list[T]:
         return [task(self._storage, job) for job in jobs]
 
+    @property
+    def has_hosts(self) -> bool:
+        return self._hosts is not None
+
     def hosts(self) -> list[str]:
         return [] if self._hosts is None else sorted(self._hosts.alive)
 

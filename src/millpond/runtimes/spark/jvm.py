@@ -56,9 +56,9 @@ class JvmHosts:
         self._local: list[str] | None = None  # in local mode the driver is the only executor
 
     @property
-    def is_local(self) -> bool:
-        """Whether the driver runs all tasks; known after `executors` was called."""
-        return self._local is not None
+    def has_hosts(self) -> bool:
+        """Whether tasks can be sent to chosen hosts; known after `executors` was called."""
+        return self._can_choose and self._local is None
 
     def executors(self) -> list[str]:
         """Return the executors that are alive, each as `host:port`, in order; empty if Spark does not say."""

@@ -176,12 +176,17 @@ class SparkRuntime:
             found = self._context.parallelize(sent, len(sent)).map(lambda one: _run_job(one, url)).collect()
         return _raise_errors(found)
 
+    @property
+    def has_hosts(self) -> bool:
+        self.hosts()
+        return self._exchange.jvm_hosts.has_hosts
+
     def hosts(self) -> list[str]:
         try:
             executors = self._exchange.jvm_hosts.executors()
         except SPARK_ERRORS as error:
             raise self._gone_error() from error
-        return [] if self._exchange.jvm_hosts.is_local else sorted({name.rpartition(":")[0] for name in executors})
+        return sorted({name.rpartition(":")[0] for name in executors})
 
     def place(self, hosts: Sequence[str]) -> None:
         self._exchange.place(hosts)
