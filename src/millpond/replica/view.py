@@ -81,6 +81,9 @@ class View(Protocol):
         """Return the keys that begin with these bytes and have an unnamed cell, each with the value of that cell.
 
         They come in no certain order.
+
+        >>> import millpond as mp
+        >>> def count_users(view: mp.lowlevel.View) -> int: return sum(1 for _ in view.scan_keys("total", b"user-"))
         """
         ...
 
