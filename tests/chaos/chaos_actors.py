@@ -24,7 +24,7 @@ from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run_driver
 from millpond.driver.settings import Controls, DriverSettings
-from millpond.errors import Fenced, InvalidUse, MillpondError
+from millpond.errors import Fenced, InvalidUse, MillpondError, Unavailable
 from millpond.runtimes.local import LocalRuntime
 from millpond.storage import open_storage
 
@@ -118,7 +118,8 @@ def _begun(folder: Path) -> mp.App | None:
 def rescale(folder: Path, *, partitions: int, force: bool) -> None:
     app = _begun(folder)
     if app is not None:
-        app.rescale(partitions, force=force)
+        with contextlib.suppress(Unavailable):  # a driver that was stopped by a signal does not answer
+            app.rescale(partitions, force=force, timeout=20.0)
 
 
 def compact(folder: Path, *, force: bool) -> None:

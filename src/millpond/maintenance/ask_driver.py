@@ -59,7 +59,7 @@ class RunningApp:
 
     def _wait(self, ledger: Ledger, request: Request, timeout: float) -> str | None:
         began = last_seen = self.clock.monotonic()
-        newest: Record | None = None
+        newest, seen_number = ledger.newest(), -1
         self.progress(0, 1)
         while True:
             if (text := self._find_answer(request)) is not None:
@@ -70,8 +70,9 @@ class RunningApp:
                 self.progress(1, 1)
                 return self._describe(ledger, request, newest)
             now = self.clock.monotonic()
-            if self.seems_running:
-                last_seen = now
+            number = -1 if newest is None else newest.number
+            if self.seems_running or number > seen_number:  # a driver that starts claims before its first heartbeat
+                last_seen, seen_number = now, number
             elif now - last_seen > STOPPED_PATIENCE or (newest is not None and newest.kind == "release"):
                 return self._withdraw(ledger, request)
             if now - began > timeout:
