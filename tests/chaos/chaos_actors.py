@@ -118,7 +118,7 @@ def _begun(folder: Path) -> mp.App | None:
 def rescale(folder: Path, *, partitions: int, force: bool) -> None:
     app = _begun(folder)
     if app is not None:
-        app.rescale(partitions, force=force)
+        app.rescale(partitions, force=force, timeout=20.0)
 
 
 def compact(folder: Path, *, force: bool) -> None:

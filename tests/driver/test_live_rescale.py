@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from local_drivers import start_driver
 
 import millpond as mp
 from millpond.clock import ManualClock
@@ -235,3 +236,74 @@ def test_random_rescales_crashes_and_rows_end_where_the_fold_ends(seed: int) -> 
         check(driver, rows)
         driver.restart(lose_replicas=True)
         check(driver, rows)
+
+
+class FencedTarget:
+    """A sink whose target refuses deliveries of older claims, and to partitions that it was not told of."""
+
+    where: Literal["driver"] = "driver"
+    target = "somewhere"
+    can_take_back = False
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[Any]] = {}
+        self.fenced: list[tuple[int, int]] = []  # claim, and the number of partitions
+        self.entries: list[mp.lowlevel.Registration] = []
+
+    def deliver(self, rows: list[Any], delivery: mp.lowlevel.Delivery) -> None:
+        claim, _ = self.fenced[-1]
+        assert delivery.claim is not None and delivery.claim[0] == claim
+        assert delivery.partition < max(n for c, n in self.fenced if c == claim), "it was not told of this partition"
+        self.rows[delivery.id] = rows
+
+    def fence(self, registration: mp.lowlevel.Registration, partitions: int, over: Any = ()) -> None:
+        self.fenced.append((registration.claim, partitions))
+
+    def check_target(self, registration: mp.lowlevel.Registration) -> None:
+        return None
+
+    def is_emptied(self, app: str, incarnation: str, sink: str) -> bool:
+        return False
+
+    def registrations(self, app: str, incarnation: str, sink: str) -> list[mp.lowlevel.Registration]:
+        return list(self.entries)
+
+    def register(self, registration: mp.lowlevel.Registration) -> None:
+        self.entries = [*(e for e in self.entries if e.claim != registration.claim), registration]
+
+    def forget(self, registrations: Any) -> None:
+        self.entries = [entry for entry in self.entries if entry not in registrations]
+
+    def status(self, delivery: mp.lowlevel.Delivery) -> Any:
+        return "held" if delivery.id in self.rows else "gone"
+
+    def take_back(self, registration: Any, known: Any) -> Any:
+        raise mp.errors.InvalidUse("no")
+
+    def revive(self, rows: list[Any], delivery: mp.lowlevel.Delivery) -> None:
+        raise AssertionError("nothing is void")
+
+
+def test_a_target_that_fences_by_partition_is_told_of_more_before_they_deliver(tmp_path: Any) -> None:
+    target = FencedTarget()
+    assert isinstance(target, mp.lowlevel.FencingSink) and isinstance(target, mp.lowlevel.RegisteredSink)
+    rows = [{"k": f"k{i % 40}", "v": i} for i in range(400)]
+    app = mp.App("moves", "memory://", 2, local_dir=str(tmp_path))
+    keyed = app.stream("rows", mp.sources.rows(rows)).key_by("k")
+    keyed.stateful_map("n", lambda k, row, n: ((k, n), n + 1), initial=0).to("out", target)
+    driver = start_driver(app, storage := open_storage("memory://"))
+    for partitions in (5, 3, 8):
+        driver.batch(mp.lowlevel.Limit(100, 1 << 40))
+        leave_request(Ledger(storage, "moves", driver.clock), "rescale", {"partitions": partitions})
+        driver.requests.look()
+        while driver.requests.is_busy:
+            driver.batch(mp.lowlevel.Limit(20, 1 << 40))
+        assert driver.last.partitions == partitions
+    while driver.batch(mp.lowlevel.Limit(50, 1 << 40)):
+        pass
+    driver.release()
+    driver.close()
+    assert [partitions for _, partitions in target.fenced] == [2, 5, 8]
+    assert sorted(row for rows in target.rows.values() for row in rows) == sorted(
+        (f"k{i % 40}", i // 40) for i in range(400)
+    )

@@ -251,7 +251,8 @@ class Driver:
                 if not self.owner.backlogs:  # state that the first batch publishes, and that must not move before
                     if self._cores is not None:
                         self._follow_cores(self._cores)
-                    self.requests.advance()
+                    if self.requests.current is not None or self.requests.found.is_set():
+                        self.requests.advance()
                 return self._batch(limit, final)
             except StoppedWaiting:
                 return False

@@ -24,7 +24,8 @@ run_log = logging.getLogger("millpond.run")
 
 RESTARTS = Backoff(first=1.0, longest=60.0)
 LONGEST_PATIENCE = 30.0  # seconds that a run which catches up waits for an incomplete row
-LOOK_UP = 0.25  # seconds after which a waiting driver checks for requests, and whether it has lost its app
+LOOK_UP = 1.0  # seconds after which a waiting driver checks for requests, and whether it has lost its app
+BUSY_LOOK_UP = 0.1  # seconds, while it carries out a request
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _run_batches(
             driver.runtime.check()
         if settings.until == "caught-up":
             if not worked and driver.requests.is_busy:
-                stop.wait(min(settings.every, LOOK_UP))
+                stop.wait(BUSY_LOOK_UP)
             elif not worked and driver.runtime.exhausted:
                 if driver.is_waiting():
                     if patience > 0:
@@ -159,6 +160,6 @@ def _run_batches(
 def _pause(driver: Driver, until: float, lost: threading.Event, stop: threading.Event, clock: Clock) -> None:
     """Wait for the next batch, or for a request, whichever is first."""
     while not stop.is_set() and not lost.is_set() and (left := until - clock.monotonic()) > 0:
-        stop.wait(min(left, LOOK_UP))
+        stop.wait(min(left, BUSY_LOOK_UP if driver.requests.is_busy else LOOK_UP))
         if driver.requests.is_ready:
             return

@@ -78,6 +78,8 @@ class RequestDesk:
     `kinds` has the function that begins the work of each kind of request; it may raise `Refused`. With `threaded`, a
     thread looks for requests; otherwise `look` does when it is called. `at` is called at the crash points: before
     anything is done, when it is done and not answered, and when it is answered and still there.
+
+    `found` is set while a request may wait; `current` is what is being carried out, with its request if there is one.
     """
 
     def __init__(
@@ -90,8 +92,8 @@ class RequestDesk:
     ) -> None:
         self._owner, self._kinds, self._at, self._threaded = owner, kinds, at, threaded
         self._storage, self._app = owner.storage, owner.last.app
-        self._found, self._stopped = threading.Event(), threading.Event()
-        self._current: tuple[Request | None, RequestedWork] | None = None
+        self.found, self._stopped = threading.Event(), threading.Event()
+        self.current: tuple[Request | None, RequestedWork] | None = None
         self._thread = threading.Thread(target=self._watch, name="millpond-requests", daemon=True)
 
     def start(self) -> None:
@@ -106,35 +108,35 @@ class RequestDesk:
         """Look once whether there is a request."""
         with contextlib.suppress(MillpondError):  # the next look tries again
             if has_requests(self._storage, self._app):
-                self._found.set()
+                self.found.set()
 
     def _watch(self) -> None:
         while not self._stopped.wait(LOOK_SECONDS):
-            if not self._found.is_set():
+            if not self.found.is_set():
                 self.look()
 
     @property
     def is_busy(self) -> bool:
         """Whether a request waits or is being carried out."""
-        return self._current is not None or self._found.is_set()
+        return self.current is not None or self.found.is_set()
 
     @property
     def is_ready(self) -> bool:
         """Whether `advance` has something to do now."""
-        return self._found.is_set() if self._current is None else self._current[1].is_ready
+        return self.found.is_set() if self.current is None else self.current[1].is_ready
 
     def begin(self, work: RequestedWork) -> None:
         """Begin work that the driver itself asks for. Called only while the desk is not busy."""
-        assert self._current is None
-        self._current = (None, work)
+        assert self.current is None
+        self.current = (None, work)
 
     def advance(self) -> None:
         """Take the next request, or go on with the one that was taken. Called between two batches."""
-        if self._current is None:
-            self._current = self._take()
-        if self._current is None:
+        if self.current is None:
+            self.current = self._take()
+        if self.current is None:
             return
-        request, work = self._current
+        request, work = self.current
         try:
             text = work.advance()
         except Refused as refusal:
@@ -152,12 +154,12 @@ class RequestDesk:
                 log.warning("%s: carried out a request of %s: %s", self._app, request.who, text)
                 record, _ = self._owner.last.requests.get(request.id, (None, 0.0))
                 self._answer(request.id, text, done=True, record=record)
-        self._current = None
+        self.current = None
 
     def _take(self) -> tuple[Request, RequestedWork] | None:
-        if not self._found.is_set():
+        if not self.found.is_set():
             return None
-        self._found.clear()  # the next look finds what is left
+        self.found.clear()  # the next look finds what is left
         try:
             found = read_requests(self._storage, self._app)
         except Unavailable:
@@ -199,7 +201,7 @@ class RequestDesk:
     def close(self) -> None:
         """Stop looking, and give up what is under way: the next driver takes it again. May be called twice."""
         self._stopped.set()
-        current, self._current = self._current, None
+        current, self.current = self.current, None
         if current is not None:
             current[1].close()
         if self._thread.is_alive():
