@@ -48,7 +48,6 @@ SETTINGS = {
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.shuffle.reduceLocality.enabled": "false",
-    "spark.locality.wait": "30s",
     "spark.log.level": "OFF",
 }
 

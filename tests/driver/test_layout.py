@@ -52,6 +52,12 @@ def test_a_standby_that_is_too_far_behind_is_not_used_while_another_copy_is_read
     assert choose_layout(HostFacts(1, places("abc"), lags, {0: "gone"}, {0: ("a",)}, 1)).primary == {0: "c"}
 
 
+def test_a_standby_is_preferred_to_a_copy_that_was_left_behind() -> None:
+    lags = {"a": {0: 0}, "c": {0: 2}}
+    facts = HostFacts(4, places("abc"), lags, {0: "gone", 1: "c", 2: "b", 3: "a"}, {0: ("c",)}, 1)
+    assert choose_layout(facts).primary[0] == "c"
+
+
 def test_a_copy_that_is_far_behind_is_better_than_none() -> None:
     lags = {"b": {0: READY_RECORDS + 1}}
     assert choose_layout(HostFacts(1, places("abc"), lags, {0: "gone"})).primary == {0: "b"}

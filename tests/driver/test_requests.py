@@ -234,7 +234,7 @@ def test_expired_and_unknown_requests_are_refused(tmp_path: Path) -> None:
         driver.send("rows", [{"id": 2, "key": "a", "value": 2}])
         texts = {id: answer.text for id in (old.id, odd.id) if (answer := read_answer(storage, "totals", id))}
         assert "expired after 600 s" in texts[old.id]
-        assert "does not know requests of kind 'explode'; it knows: rescale" in texts[odd.id]
+        assert "does not know requests of kind 'explode'; it knows: drain, rescale" in texts[odd.id]
         assert opened(tmp_path).newest.partitions == 2
 
 

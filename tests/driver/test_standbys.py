@@ -417,6 +417,12 @@ def test_copies_that_a_host_does_not_need_are_removed_when_nothing_has_written_t
     tidy()
     assert not old_incarnation.exists()
     assert another_app.exists()
+    needed = sorted(path.parent.parent for host in world.hosts.alive for path in stores(world, host))
+    for path in [path for folder in needed for path in [folder, *folder.rglob("*")]]:
+        os.utime(path, (1_000_000, 1_000_000))
+    world.clock.advance(10_000)
+    world.driver.placement.follow()
+    assert all(folder.exists() for folder in needed), "nothing has changed for long, and the copies are needed"
     world.send()
     assert all(len(hosts) == 1 for hosts in world.ready.values())
     world.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import re
@@ -123,9 +124,10 @@ def test_a_spark_without_the_calls_has_no_hosts_to_choose_and_that_is_logged_onc
 ) -> None:
     other: Any = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: object()), _jvm=object())
     hosts = JvmHosts(other)
-    assert hosts.executors() == []
-    assert hosts.executors() == []
-    assert hosts.placed([b"job"], ["127.0.0.1"]) is None
+    with caplog.at_level(logging.WARNING, "millpond"):
+        assert hosts.executors() == []
+        assert hosts.executors() == []
+        assert hosts.placed([b"job"], ["127.0.0.1"]) is None
     assert [record.message.partition(",")[0] for record in caplog.records] == [
         "this Spark cannot run tasks on chosen hosts"
     ]

@@ -89,7 +89,8 @@ def _primaries(facts: HostFacts, usable: list[str]) -> dict[int, str]:
 
         def cost(host: str, partition: int = partition) -> tuple[object, ...]:
             lag = facts.lag(host, partition)
-            return math.isinf(lag), host not in usable, load[host], lag, host
+            is_other = host not in facts.standby.get(partition, ())  # a copy that was left behind, and does not follow
+            return math.isinf(lag), host not in usable, is_other, load[host], lag, host
 
         found[partition] = min(options, key=cost)
         load[found[partition]] += 1

@@ -40,7 +40,7 @@ if __name__ == "__main__":
         "spark.driver.memory": "512m",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.shuffle.reduceLocality.enabled": "false",
-        "spark.locality.wait": "30s",  # the machine that runs tests is busy
+        "spark.locality.wait": "5s",  # the machine that runs tests is busy
         "spark.log.level": "ERROR",
     }
     spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
