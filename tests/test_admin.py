@@ -104,7 +104,7 @@ def test_an_app_that_was_opened_offers_nothing_that_changes_its_state(tmp_path: 
 def test_an_action_on_an_app_that_is_not_there_is_refused(tmp_path: Path, verb: str) -> None:
     admin = mp.admin(str(tmp_path / "state"), "shop")
     given: dict[str, list[Any]] = {"rescale": [2], "rollback": [0], "savepoint": [tmp_path / "saved"]}
-    given |= {"changes": ["n"], "drop_step": ["n"], "drop_outputs": ["out"]}
+    given |= {"changes": ["n"], "drop_step": ["n"], "drop_outputs": ["out"], "drain": ["10.0.0.2"]}
     with pytest.raises(mp.errors.InvalidUse, match="holds no app 'shop': check state_dir and the app's name"):
         getattr(admin, verb)(*given.get(verb, []))
     assert not (tmp_path / "state").exists() or list((tmp_path / "state").iterdir()) == []

@@ -122,6 +122,7 @@ class Admin:
         >>> import millpond as mp
         >>> def before_maintenance(app: mp.App): print(app.admin.drain("10.0.0.2"))
         """
+        self._check_exists()
         running = self._running_app(None)
         answer = None
         if running.seems_running:
@@ -393,7 +394,7 @@ class AdminVerbs(ABC):
         """Let all partitions of a running app leave a host: see `Admin.drain`.
 
         >>> import millpond as mp
-        >>> def before_maintenance(): mp.open("state", "orders").drain("10.0.0.2")
+        >>> def before_maintenance(): mp.admin("state", "orders").drain("10.0.0.2")
         """
         return self.admin.drain(host, undo=undo, timeout=timeout)
 

@@ -19,7 +19,18 @@ from millpond.status import Status, status_of
 from millpond.storage import Storage, open_storage
 from millpond.timing import seconds
 
-_CHANGING = ("admin", "clear", "compact", "drop_outputs", "drop_step", "rebuild", "rescale", "restore", "rollback")
+_CHANGING = (
+    "admin",
+    "clear",
+    "compact",
+    "drain",
+    "drop_outputs",
+    "drop_step",
+    "rebuild",
+    "rescale",
+    "restore",
+    "rollback",
+)
 _ADMIN_VERBS = (*_CHANGING, "savepoint", "verify")
 
 

@@ -80,7 +80,7 @@ def running(app: mp.App) -> Iterator[threading.Event]:
 
 
 def opened(folder: Path) -> Any:
-    return mp.open(str(folder / "state"), "totals")
+    return mp.admin(str(folder / "state"), "totals")
 
 
 def ledger_of(folder: Path) -> Ledger:

@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 
 import millpond as mp
-from millpond.clock import ManualClock
+from millpond.clock import ManualClock, SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.settings import Controls, DriverSettings
 from millpond.errors import InvalidUse, MillpondError
 from millpond.log.heartbeat import Heartbeat
-from millpond.log.paths import FILE_KINDS, SAVEPOINT, file_kind
+from millpond.log.ledger import Ledger
+from millpond.log.paths import FILE_KINDS, SAVEPOINT, Paths, file_kind
+from millpond.log.recovery import RecoveryFile, read_recoveries
+from millpond.log.requests import Answer, leave_request, read_answer, read_requests, write_answer
 from millpond.log.standby_drivers import StandbyFile, standby_drivers
 from millpond.messages import StageResults
 from millpond.replica.lmdb_store import close_below
@@ -248,6 +251,40 @@ def standby_driver(bench: Bench) -> None:
         assert not bench.app().verify().ok
 
 
+def flip_small_file(bench: Bench, path: str, is_believed: Callable[[], bool]) -> None:
+    """A small file that is damaged is reported by `verify`, and is not believed."""
+    data = bench.storage.get(path)
+    assert data is not None and is_believed()
+    for bit in bits(bytes(data), 9):
+        bench.storage.put(path, data)
+        bench.storage.flip(path, bit)
+        assert not is_believed()
+        assert not bench.app().verify().ok
+
+
+def recovery_progress(bench: Bench) -> None:
+    RecoveryFile(bench.storage, "flipped", "driver", 7, 0).write(1, 2, 3.0)
+    clock = SystemClock()
+    flip_small_file(
+        bench,
+        Paths("flipped").recovery(0),
+        lambda: bool(read_recoveries(bench.storage, "flipped", "driver", 7, clock)),
+    )
+
+
+def request(bench: Bench) -> None:
+    left = leave_request(Ledger(bench.storage, "flipped", bench.clock), "rescale", {"partitions": 2})
+    flip_small_file(bench, Paths("flipped").request(left.id), lambda: read_requests(bench.storage, "flipped") == [left])
+
+
+def answer(bench: Bench) -> None:
+    given = Answer(format=1, id="5e1f", done=True, text="done", time=bench.clock.now())
+    write_answer(bench.storage, "flipped", given)
+    flip_small_file(
+        bench, Paths("flipped").answer("5e1f"), lambda: read_answer(bench.storage, "flipped", "5e1f") == given
+    )
+
+
 def savepoint(bench: Bench) -> None:
     """A damaged savepoint is refused; so is one of whose other files a bit is flipped."""
     saved = FaultyStorage(MemoryStorage())
@@ -323,6 +360,9 @@ CASES: dict[str, Callable[[Bench], None]] = {
     },
     "heartbeat": heartbeat,
     "standby driver": standby_driver,
+    "recovery progress": recovery_progress,
+    "request": request,
+    "answer": answer,
     "savepoint": savepoint,
     "spark file": spark_file,
     "exchange file": exchange_file,

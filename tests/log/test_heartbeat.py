@@ -133,7 +133,6 @@ def test_a_damaged_heartbeat_counts_for_nothing(place: Path) -> None:
 # --- refusals and force ---
 
 ACTIONS: dict[str, Callable[[mp.App, bool], Any]] = {
-    "rescale": lambda app, force: app.rescale(3, force=force),
     "rollback": lambda app, force: app.rollback(1, force=force),
     "compact": lambda app, force: app.compact(force=force),
     "drop_step": lambda app, force: mp.admin(app.state_dir, app.name).drop_step("total", force=force),

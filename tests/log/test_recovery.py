@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,14 @@ class Lines(logging.Handler):
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Any:
+def lines() -> Iterator[Lines]:
     logger, handler = logging.getLogger("millpond"), Lines()
-    monkeypatch.setattr(logger, "level", logging.INFO)
+    before = logger.level
+    logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
+    logger.setLevel(before)
 
 
 def test_the_driver_and_status_say_what_is_rebuilt(tmp_path: Path, rows: list[Any], lines: Lines) -> None:

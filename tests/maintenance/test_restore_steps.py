@@ -262,7 +262,7 @@ def test_steps_that_cannot_be_added_are_refused(saved: mp.App, steps: Any, kind:
 def test_a_step_that_is_there_is_not_replaced(saved: mp.App) -> None:
     app = small("small", "state", 3, add_total)
     feed(app, ROWS[:10])
-    with pytest.raises(InvalidUse, match=r"has state of step 'total' already\. Drop it first, with mp\.open"):
+    with pytest.raises(InvalidUse, match=r"has state of step 'total' already\. Drop it first, with mp\.admin"):
         app.restore("friday", steps=["tens", "total"])
     assert state_of(app, "total") == summed(ROWS[:10])
 

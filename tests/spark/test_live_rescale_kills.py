@@ -66,10 +66,11 @@ def rescale(folder: Path, partitions: int, said: list[str]) -> None:
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("seed", range(SEED, SEED + SEEDS))
+@pytest.mark.parametrize("number", range(SEEDS))
 def test_kill_9_while_a_running_app_is_rescaled_loses_nothing_and_doubles_nothing(
-    program: Callable[..., Program], tmp_path: Path, seed: int
+    program: Callable[..., Program], tmp_path: Path, number: int
 ) -> None:
+    seed = SEED + number
     print(f"\nMILLPOND_KILL_SEED={seed} MILLPOND_RESCALE_SEEDS=1")
     chance, said = random.Random(seed), list[str]()
     kills = [chance.choice(["driver", "worker", "worker", "nothing"]) for _ in NUMBERS]

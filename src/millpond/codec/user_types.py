@@ -218,7 +218,7 @@ _OWN_TYPES = {
     "millpond.steps.external:External": "millpond.steps.verbs.external:External",
     "millpond.steps.timers:Timer": "millpond.steps.state.timers:Timer",
     "millpond.steps.ttl:TTL": "millpond.steps.state.ttl:TTL",
-    "millpond.upkeep:StateChange": "millpond.admin:StateChange",
+    "millpond.upkeep:StateChange": "millpond.state_changes:StateChange",
     "millpond.view:Moment": "millpond.state_view:Moment",
     "millpond.windows.kinds:Hopping": "millpond.steps.windows.definitions:Hopping",
     "millpond.windows.kinds:Session": "millpond.steps.windows.definitions:Session",
