@@ -80,6 +80,10 @@ def running(app: mp.App) -> Iterator[threading.Event]:
 
 
 def opened(folder: Path) -> Any:
+    return mp.open(str(folder / "state"), "totals")
+
+
+def admin(folder: Path) -> Any:
     return mp.admin(str(folder / "state"), "totals")
 
 
@@ -115,12 +119,12 @@ def test_a_command_rescales_a_running_app_and_the_app_goes_on(tmp_path: Path) ->
         wait_for_rows(tmp_path, 20)
         for number, partitions in enumerate((5, 3, 8), 1):
             feed(tmp_path, number * 20)
-            said = opened(tmp_path).rescale(partitions)
+            said = admin(tmp_path).rescale(partitions)
             assert f"to {partitions} partitions as record" in said
             assert opened(tmp_path).newest.partitions == partitions
         wait_for_rows(tmp_path, 80)
-        assert "8 to 4 partitions" in opened(tmp_path).rescale(4, dry_run=True)
-        assert opened(tmp_path).rescale(8) == "it has 8 partitions already"
+        assert "8 to 4 partitions" in admin(tmp_path).rescale(4, dry_run=True)
+        assert admin(tmp_path).rescale(8) == "it has 8 partitions already"
     check(tmp_path, 80)
     assert opened(tmp_path).newest.partitions == 8
     assert requests_left(tmp_path) == []
@@ -144,7 +148,7 @@ def test_two_commands_at_once_are_carried_out_one_after_the_other(tmp_path: Path
     said: list[str] = []
     with running(totals(tmp_path)):
         wait_for_rows(tmp_path, 20)
-        commands = [threading.Thread(target=lambda n=n: said.append(opened(tmp_path).rescale(n))) for n in (5, 7)]
+        commands = [threading.Thread(target=lambda n=n: said.append(admin(tmp_path).rescale(n))) for n in (5, 7)]
         for command in commands:
             command.start()
         for command in commands:
@@ -166,7 +170,7 @@ def test_a_command_finds_that_the_app_has_stopped_and_rescales_it_itself(tmp_pat
     beat = Heartbeat(storage, "totals", "5e1f", SystemClock())
     beat.beat(1)  # of a driver that is about to stop
     said: list[str] = []
-    command = threading.Thread(target=lambda: said.append(opened(tmp_path).rescale(6)))
+    command = threading.Thread(target=lambda: said.append(admin(tmp_path).rescale(6)))
     command.start()
     eventually(lambda: requests_left(tmp_path), "the request")
     beat.stop()
@@ -186,7 +190,7 @@ def test_a_command_that_waits_in_vain_withdraws_its_request(tmp_path: Path) -> N
     storage = open_storage(str(tmp_path / "state"))
     Heartbeat(storage, "totals", "5e1f", SystemClock()).beat(1)
     with pytest.raises(mp.errors.Unavailable, match="has not carried it out within 1 s"):
-        opened(tmp_path).rescale(6, timeout=1.0)
+        admin(tmp_path).rescale(6, timeout=1.0)
     assert requests_left(tmp_path) == []
 
 
