@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import count
 
 import pytest
+from confluent_kafka import KafkaException
 from kafka_broker import Broker, Cluster, Unavailable, broker_jars, java, make_class_archive
 from pyspark.sql import SparkSession
 from secured_kafka import SecuredBroker, secured_broker
@@ -40,17 +40,27 @@ def broker(kafka_jars: None) -> Iterator[Broker]:
 def cluster(kafka_jars: None) -> Iterator[Cluster]:
     # The brokers give up on each other after some seconds, so that tests need not wait for elections. On a machine
     # that is busy when they start, they may never agree on a controller: then they start again.
-    attempts = 3
-    with ExitStack() as stack:
-        for attempt in range(1, attempts + 1):
-            try:
-                three = stack.enter_context(Cluster())
-                three.create_topic("first", 6)
-                break
-            except AssertionError:
-                if attempt == attempts:
-                    raise
+    three = start_cluster(attempts=3)
+    with three:
         yield three
+
+
+def start_cluster(attempts: int) -> Cluster:
+    """Start three brokers that have created a topic together."""
+    try:
+        three = Cluster()
+    except AssertionError:
+        if attempts == 1:
+            raise
+        return start_cluster(attempts - 1)
+    try:
+        three.create_topic("first", 6, timeout=60)
+    except (AssertionError, KafkaException, TimeoutError):
+        three.destroy()
+        if attempts == 1:
+            raise
+        return start_cluster(attempts - 1)
+    return three
 
 
 @pytest.fixture(scope="module")

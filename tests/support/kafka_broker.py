@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from kafka_operations import SILENT, Operations
+from kafka_operations import SILENT, TIMEOUT, Operations
 from processes import eventually, is_asleep
 
 ROOT = Path(__file__).parents[2]
@@ -192,8 +192,8 @@ class Cluster(Operations):
         for each in self.brokers:
             each.wait_until_ready(brokers=3)
 
-    def create_topic(self, name: str, partitions: int = 1, **config: Any) -> str:
-        return super().create_topic(name, partitions, **{"min_insync_replicas": 2, **config})
+    def create_topic(self, name: str, partitions: int = 1, *, timeout: float = TIMEOUT, **config: Any) -> str:
+        return super().create_topic(name, partitions, timeout=timeout, **{"min_insync_replicas": 2, **config})
 
     def broker(self, number: int) -> Node:
         """The broker with an id, as `leader` returns it."""

@@ -92,15 +92,15 @@ class Operations:
 
     # Topics
 
-    def create_topic(self, name: str, partitions: int = 1, **config: Any) -> str:
+    def create_topic(self, name: str, partitions: int = 1, *, timeout: float = TIMEOUT, **config: Any) -> str:
         """Create a topic and wait until each partition has a leader; return its name.
 
         `config`: settings of the topic, with underscores for dots: `cleanup_policy="compact"`.
         """
         settings = {key.replace("_", "."): str(value) for key, value in config.items()}
         topic = NewTopic(name, partitions, self.replication, config=settings)
-        wait_for_all(self.admin.create_topics([topic], operation_timeout=TIMEOUT, request_timeout=TIMEOUT))
-        self._wait_for_partitions(name, partitions)
+        wait_for_all(self.admin.create_topics([topic], operation_timeout=timeout, request_timeout=timeout))
+        self._wait_for_partitions(name, partitions, timeout)
         return name
 
     def delete_topic(self, name: str) -> None:
@@ -127,14 +127,14 @@ class Operations:
         """Delete the messages of a partition with offsets smaller than `before`, as retention does."""
         wait_for_all(self.admin.delete_records([TopicPartition(topic, partition, before)], request_timeout=TIMEOUT))
 
-    def _wait_for_partitions(self, name: str, count: int) -> None:
+    def _wait_for_partitions(self, name: str, count: int, timeout: float = TIMEOUT) -> None:
         def have_leaders() -> bool:
-            found = self.admin.list_topics(timeout=TIMEOUT).topics.get(name)
+            found = self.admin.list_topics(timeout=timeout).topics.get(name)
             if found is None or found.error is not None or len(found.partitions) != count:
                 return False
             return all(each.leader >= 0 and each.error is None for each in found.partitions.values())
 
-        eventually(have_leaders, f"leaders of {name}", TIMEOUT)
+        eventually(have_leaders, f"leaders of {name}", timeout)
         self.end_offsets(name)  # a broker can be named as a leader before it is ready to be one
 
     # Messages
