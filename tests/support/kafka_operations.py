@@ -44,6 +44,8 @@ NOT_YET = {
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._TIMED_OUT,
 }
 
 Headers = Mapping[str, bytes | str | None] | list[tuple[str, bytes | str | None]]
@@ -236,9 +238,9 @@ class Operations:
         attempts = count(1)
 
         def answers() -> dict[TopicPartition, Any] | None:
-            if next(attempts) % 20 == 0:  # a client may ask a broker that is no longer the leader for minutes
-                self.__dict__.pop("admin")
-            return results_or_none(self.admin.list_offsets(asked, isolation_level=level, request_timeout=TIMEOUT))
+            if next(attempts) % 5 == 0:  # a client may ask a broker that is no longer the leader for minutes
+                self.__dict__.pop("admin", None)
+            return results_or_none(self.admin.list_offsets(asked, isolation_level=level, request_timeout=5.0))
 
         found = eventually(answers, f"offsets of {topic}", TIMEOUT)
         return {place.partition: result.offset for place, result in found.items()}
