@@ -103,7 +103,7 @@ def test_the_driver_and_status_say_what_is_rebuilt(tmp_path: Path, rows: list[An
     shown: list[Any] = []
 
     def wait() -> None:
-        """Let the worker pause at its second file, until the driver has said how far it is."""
+        """Let the worker pause at its second file, until the driver has reported the progress."""
         if list(storage.list(Paths("shop").recoveries)) and not shown:
             assert lines.seen.wait(PATIENCE)
             arguments = ["status", "--state-dir", str(tmp_path / "state")]

@@ -258,7 +258,7 @@ def test_a_compaction_that_dies_half_way_leaves_nothing_behind_for_long() -> Non
                 for number in range(10):
                     driver.send("rows", [{"k": number % 3}])
             driver.restart(lose_replicas=True)
-            assert mp.admin(storage.url, "counting").verify().orphans == []  # whoever starts next removes them
+            assert mp.admin(storage.url, "counting").verify().orphans == []  # the next driver removes them
         driver.send("rows", [{"k": 0}])
         sent = driver.output("out")
         assert sum(value["n"] for _, value in driver.state("n").items()) == len(sent)

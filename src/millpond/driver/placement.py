@@ -114,7 +114,7 @@ class Placement:
             self._lay()
 
     def settle(self) -> dict[int, frozenset[str]] | None:
-        """Notice which hosts have come and gone, and lay the partitions anew if that is needed.
+        """Notice which hosts have come and gone, and place the partitions again if that is needed.
 
         Returns where ready copies are, for the tasks: partition → ids of places. None if there is one host.
         """

@@ -57,7 +57,7 @@ class Controls:
 
     `hook(step, when)` is called at every crash point of the commit protocol, on the thread that does the step: tests
     crash there. `progress(done, total)` is called while state is rewritten before the first batch. Once `stop` is set,
-    no sink that is unavailable is waited for. Without `claims`, the driver claims the app whoever owns it.
+    no sink that is unavailable is waited for. Without `claims`, the driver claims the app from any owner.
     """
 
     hook: Hook | None = None

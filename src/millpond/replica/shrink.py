@@ -51,7 +51,7 @@ def _shrink(store: Store, folder: Path) -> None:
         with lend_store(store, folder, None) as opened, _only_one(folder) as is_ours:
             if is_ours and isinstance(opened, ShrinkingStore) and should_shrink(opened.room()):
                 _replace_by_copy(folder, opened)
-    except (Exception, Damaged) as error:  # whoever reads the store meets what is wrong with it
+    except (Exception, Damaged) as error:  # the next reader of the store raises what is wrong with it
         log.debug("%s: the store was not shrunk: %s", folder, error)
 
 

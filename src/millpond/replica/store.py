@@ -80,7 +80,7 @@ class OpenStore(Protocol):
     All methods raise `Damaged` if they meet bytes that no writer put there or an error of the disk, `Replaced` if the
     files are gone, and `Stuck` if another process does not let go of a lock. The store is then built again from the
     log, beside this one; nothing is lost. The text of an error of a full disk contains the one of the operating system
-    ("No space left on device"): the user is told to make room, and nothing is built again.
+    ("No space left on device"): the error says to make room, and nothing is built again.
 
     >>> import millpond as mp
     >>> def use(store: mp.lowlevel.OpenStore, record: mp.lowlevel.RecordChanges) -> None:
@@ -143,7 +143,7 @@ class OpenStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of files and memory. Called once, when nobody uses the store; in a forked child it does nothing."""
+        """Let go of files and memory. Called once, when the store is not in use; in a forked child it does nothing."""
         ...
 
 

@@ -161,7 +161,7 @@ class IteratedSource:
 
 
 def _close(items: Iterator[Any]) -> None:
-    """Close a generator, so that its `finally` runs now. What it raises then concerns nobody's rows."""
+    """Close a generator, so that its `finally` runs now. What it raises then is ignored: it concerns no row."""
     close = getattr(items, "close", None)
     if callable(close):
         with contextlib.suppress(Exception):
