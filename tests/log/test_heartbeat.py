@@ -257,3 +257,20 @@ def test_a_clock_set_back_does_not_make_a_running_app_silent(place: Path) -> Non
     beating.beat(2)
     found = seems_running(storage, "beating", clock)
     assert found is not None and found.number == 2
+
+
+def test_a_mistake_in_what_a_heartbeat_reports_does_not_end_the_heartbeat(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A standby driver would take over an app that runs."""
+    driver, calls = a_driver(place), threading.Semaphore(0)
+
+    def report() -> None:
+        calls.release()
+        raise RuntimeError("dictionary changed size during iteration")
+
+    with HeartbeatThread(driver.storage, driver.owner, SystemClock(), every=0.01) as beating:
+        beating.follow(report)
+        assert all(calls.acquire(timeout=20) for _ in range(3))
+    assert "a heartbeat has failed; the next one follows" in caplog.text
+    driver.release()

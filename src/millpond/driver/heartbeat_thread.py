@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,8 @@ from millpond.errors import MillpondError
 from millpond.log.heartbeat import BEAT_SECONDS, FRESH_SECONDS, WATCHED_BEAT_SECONDS, Heartbeat, PartitionCopies
 from millpond.log.standby_drivers import StandbyWatch
 from millpond.storage import Storage
+
+log = logging.getLogger("millpond")
 
 
 class HeartbeatThread:
@@ -69,9 +72,13 @@ class HeartbeatThread:
     def _run(self) -> None:
         while not self._stopped.wait(self._pause):
             began, self._pause = self._clock.monotonic(), self._often
-            with contextlib.suppress(MillpondError):  # the next beat tries again
+            try:
                 if not self._owner.owns():
                     return self.lost.set()
                 self._beat()
                 self._report()
+            except MillpondError:  # the next beat tries again
+                pass
+            except Exception:  # without a heartbeat a standby driver would take over an app that runs
+                log.exception("%s: a heartbeat has failed; the next one follows", self._owner.last.app)
             self._pause = max(self._pause / 2, self._pause - (self._clock.monotonic() - began))
