@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+import time
 from typing import Any, Literal
 
 import pytest
 from local_drivers import start_driver
 
 import millpond as mp
-from millpond.clock import ManualClock
+from millpond.clock import ManualClock, SystemClock
+from millpond.driver.commit import Driver
+from millpond.driver.settings import DriverSettings
 from millpond.log.ledger import Ledger
 from millpond.log.paths import Paths
 from millpond.log.record import Record
 from millpond.log.requests import Request, leave_request
+from millpond.runtimes.local import LocalRuntime
 from millpond.storage import Storage, open_storage
 from millpond.testing import Crashed, TestDriver
 
@@ -307,3 +312,53 @@ def test_a_target_that_fences_by_partition_is_told_of_more_before_they_deliver(t
     assert sorted(row for rows in target.rows.values() for row in rows) == sorted(
         (f"k{i % 40}", i // 40) for i in range(400)
     )
+
+
+class FailsOnce:
+    """A storage with a mistake in it, which shows once, when the state is moved."""
+
+    def __init__(self, inner: Storage) -> None:
+        self._inner, self.url, self.is_armed = inner, inner.url, False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.is_armed and threading.current_thread().name == "millpond-rescale":
+            self.is_armed = False
+            raise ZeroDivisionError("a mistake")
+        return getattr(self._inner, name)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_mistake_while_the_state_is_prepared_does_not_make_half_of_it_the_state(tmp_path: Any) -> None:
+    rows = [{"k": f"k{i % 40}", "v": i} for i in range(400)]
+    app = mp.App("moves", str(tmp_path / "state"), 2, local_dir=str(tmp_path))
+    keyed = app.stream("rows", mp.sources.rows(rows)).key_by("k")
+    keyed.stateful_map("n", lambda k, row, n: (None, n + 1), initial=0).to("out", mp.sinks.discard())
+    storage: Any = FailsOnce(open_storage(app.state_dir))
+
+    def start() -> Driver:
+        settings = DriverSettings(partitions=2, home=app.local_dir)
+        clock = SystemClock()
+        return Driver.start(mp.lowlevel.program(app), LocalRuntime(storage, clock), storage, clock, settings)
+
+    def count() -> list[int]:
+        return sorted(n for _, n in mp.open(str(tmp_path / "state"), "moves").state("n").items())
+
+    limit = mp.lowlevel.Limit(100, 1 << 40)
+    driver = start()
+    driver.batch(limit)
+    leave_request(Ledger(storage, "moves", driver.clock), "rescale", {"partitions": 5})
+    driver.requests.look()
+    storage.is_armed = True
+    with pytest.raises(ZeroDivisionError):
+        for _ in range(100):
+            driver.batch(mp.lowlevel.Limit(1, 1 << 40))
+            time.sleep(0.05)
+    assert driver.last.partitions == 2
+    driver.close()
+    driver = start()
+    while driver.batch(limit) or driver.requests.is_busy:
+        pass
+    driver.release()
+    driver.close()
+    assert driver.last.partitions == 5
+    assert count() == [10] * 40

@@ -65,7 +65,7 @@ class LiveRescale:
         self._plan, self._settle = plan, settle
         self._runs: Runs = {}
         self._moved = owner.last  # the record up to which the changes are moved
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._is_given_up = False
         self._prepared = threading.Event()
         self._began = elapsed()
@@ -130,6 +130,9 @@ class LiveRescale:
                 self._move_changes(self._rewriter, newest)
         except (MillpondError, JobLost) as error:
             self._error = error
+        except BaseException as error:  # `advance` raises it, too: half of the state must not become the state
+            self._error = error
+            raise
         finally:
             self._prepared.set()
 
