@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from millpond.clock import Clock, as_datetime, elapsed
 from millpond.codec import encode_key
-from millpond.errors import Corrupt, InvalidUse, MillpondError, Unavailable
+from millpond.errors import Corrupt, InvalidUse, Unavailable
 from millpond.log.apps import check_app_exists
 from millpond.log.ledger import Ledger
 from millpond.log.point import LogPoint
@@ -391,7 +391,7 @@ class Follower:
         try:
             self._catch_up()
             self.error = None
-        except (MillpondError, OSError) as error:
+        except Exception as error:  # whatever it is, the thread goes on, and `error` says it
             if str(error) != str(self.error):
                 log.warning("%s: a read replica stays at batch %d: %s", self._app, self.batch, error)
             self.error = error

@@ -301,6 +301,29 @@ def test_a_standby_driver_waits_for_a_storage_that_is_unavailable(start: Start, 
     assert first.process.poll() is None
 
 
+def test_a_standby_driver_whose_cluster_has_no_room_yet_watches_the_owner_all_the_same(
+    start: Start, feed: Feed, tmp_path: Path
+) -> None:
+    feed.add()
+    first = start("first")
+    feed.arrives()
+    app, began, has_room = standby_totals.make_app(tmp_path), threading.Event(), threading.Event()
+
+    def keep_warm(partitions: int | None) -> None:
+        began.set()
+        has_room.wait()
+
+    standby = Standby(mp.lowlevel.program(app), open_storage(app.state_dir), SystemClock(), 2, keep_warm)
+    killer = threading.Thread(target=lambda: (began.wait(), first.kill()))
+    killer.start()
+    try:
+        found = standby.wait(threading.Event())
+    finally:
+        has_room.set()
+        killer.join()
+    assert found is not None and found.why == "the process of its owner is gone"
+
+
 # --- the files ---
 
 

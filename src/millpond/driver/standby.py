@@ -8,6 +8,7 @@ if that one was only paused.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Collection
 
@@ -26,8 +27,11 @@ from millpond.pipeline.graph import Program
 from millpond.runtimes.base import RuntimeGone
 from millpond.storage import Storage
 
+log = logging.getLogger("millpond")
+
 LOOK_SECONDS = 1.0  # between two observations
 WARM_SECONDS = 20.0  # Spark ends Python workers that have had nothing to do for a minute
+WARM_PATIENCE = 3.0  # for which a take-over waits until what warms up has ended
 RETRY_SECONDS = 1.0  # the shortest pause after the storage was unavailable
 
 
@@ -35,7 +39,8 @@ class Standby:
     """Waits to take an app over, in the process that will run it.
 
     `keep_warm(partitions)` is called after the first observation and then every `WARM_SECONDS`, unless the owner is
-    silent: it lets the runtime do what makes a first batch slow.
+    silent: it lets the runtime do what makes a first batch slow. It is called from a thread: while the owner has all
+    cores of a cluster, a job waits for them, and the owner must be watched meanwhile.
     """
 
     def __init__(
@@ -49,6 +54,8 @@ class Standby:
         self._program, self._clock, self._partitions = program, clock, partitions
         self._ledger = Ledger(storage, program.app, clock)
         self._keep_warm, self._warmed = keep_warm, -WARM_SECONDS
+        self._warming: threading.Thread | None = None
+        self._runtime_gone: RuntimeGone | None = None
         self._file = StandbyFile(storage, program.app, new_id(), clock)
         self._written = -BEAT_SECONDS
         self._took_over = 0.0
@@ -131,12 +138,31 @@ class Standby:
             self._written = now
 
     def _warm_up(self, watch: Watch) -> None:
-        if watch.silent == 0.0 and self._clock.monotonic() - self._warmed >= WARM_SECONDS:
+        """Start to warm up if it is due. Raises `RuntimeGone` if the last time has found that."""
+        if self._runtime_gone is not None:
+            raise self._runtime_gone
+        if self._warming is not None and self._warming.is_alive():
+            self._warmed = self._clock.monotonic()
+        elif watch.silent == 0.0 and self._clock.monotonic() - self._warmed >= WARM_SECONDS:
             newest = watch.seen.newest
-            self._keep_warm(None if newest is None else newest.partitions)
+            partitions = None if newest is None else newest.partitions
+            self._warming = threading.Thread(
+                target=self._warm_up_once, args=(partitions,), name="millpond-warm", daemon=True
+            )
+            self._warming.start()
             self._warmed = self._clock.monotonic()
 
+    def _warm_up_once(self, partitions: int | None) -> None:
+        try:
+            self._keep_warm(partitions)
+        except RuntimeGone as error:
+            self._runtime_gone = error
+        except Exception as error:  # the first batch raises what is wrong
+            log.debug("%s: a standby driver was not warmed up: %s", self._program.app, error)
+
     def _begin(self, takeover: TakeOver) -> TakeOver:
+        if self._warming is not None:  # it shares workers with the first batch
+            self._warming.join(WARM_PATIENCE)
         silent = f"; it was silent for {takeover.silent:.1f} s" if takeover.silent else ""
         run_log.info("app %r: taking over: %s%s", self._program.app, takeover.why, silent)
         self._took_over = self._clock.monotonic()
