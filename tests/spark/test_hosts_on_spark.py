@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -30,7 +31,7 @@ from millpond.runtimes.spark.jvm import JvmHosts
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = int(os.environ.get("MILLPOND_KILL_HOSTS_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("MILLPOND_KILL_HOSTS_ROUNDS", "1"))
 SEED = int(os.environ.get("MILLPOND_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 
@@ -52,14 +53,27 @@ def state_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield f"s3://{bucket}/state"
 
 
-@pytest.fixture
-def cluster(state_dir: str) -> Iterator[Cluster]:
+@contextlib.contextmanager
+def a_cluster(cores: int) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="millpond-cluster-", ignore_cleanup_errors=True) as folder:
-        made = Cluster(Path(folder), HOSTS, cores=1, local_dirs=Path(folder) / "local")
+        made = Cluster(Path(folder), HOSTS, cores=cores, local_dirs=Path(folder) / "local")
         try:
             yield made
         finally:
             made.stop()
+
+
+@pytest.fixture
+def cluster(state_dir: str) -> Iterator[Cluster]:
+    with a_cluster(cores=1) as made:
+        yield made
+
+
+@pytest.fixture
+def roomy_cluster(state_dir: str) -> Iterator[Cluster]:
+    """The same, with room for the executors of two drivers."""
+    with a_cluster(cores=2) as made:
+        yield made
 
 
 class Input:
@@ -133,6 +147,56 @@ def test_a_spark_without_the_calls_has_no_hosts_to_choose_and_that_is_logged_onc
     ]
 
 
+class KilledHosts:
+    """The app on three hosts, with standbys, while hosts die and come back."""
+
+    def __init__(self, state_dir: str, cluster: Cluster, running: Program, source: Input) -> None:
+        self.state_dir, self.cluster, self.running, self.source = state_dir, cluster, running, source
+
+    def settle(self, number: int) -> None:
+        """Wait until every partition has a ready standby."""
+
+        def is_settled() -> bool:
+            self.source.feed(5)
+            time.sleep(0.5)
+            return all_ready(self.state_dir, 3)
+
+        try:
+            eventually(is_settled, f"standbys of every partition, in round {number}", patience=120)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{partitions(self.state_dir)}\n{self.running.output[-4000:]}") from None
+
+    def feed(self) -> None:
+        for _ in range(3):
+            self.source.feed()
+
+    def kill_host(self, victim: str) -> None:
+        """kill -9 of a host in the middle of the work: its partitions move to their standbys."""
+        before = len(self.running.output)
+        self.cluster.kill(victim)
+        self.feed()
+        self.source.wait_for_outputs(self.running)
+        said = self.running.output[before:]
+        moves = re.findall(rf"moved from {re.escape(victim)} to (\S+) in \S+ s, from (a standby|the log)", said)
+        assert moves, said
+        assert {how for _, how in moves} == {"a standby"}, said
+        self.cluster.add(victim)
+
+    def kill_driver(self, standby: Program) -> None:
+        """kill -9 of the driver: the standby driver goes on, with the copies that the hosts have."""
+        self.running.kill()
+        self.feed()
+        self.running = standby
+        self.source.wait_for_outputs(standby)
+        said = standby.output
+        assert "taking over: " in said and "from the log" not in said and "built a copy" not in said, said
+
+    def end(self) -> None:
+        self.running.send(signal.SIGTERM)
+        self.running.succeed()
+        self.source.check(self.state_dir)
+
+
 @pytest.mark.timeout(0)
 def test_kill_9_of_hosts_in_random_order_loses_nothing_and_standbys_take_over(
     state_dir: str, cluster: Cluster, program: Callable[..., Program], tmp_path: Path
@@ -140,35 +204,45 @@ def test_kill_9_of_hosts_in_random_order_loses_nothing_and_standbys_take_over(
     print(f"\nMILLPOND_KILL_SEED={SEED} MILLPOND_KILL_HOSTS_ROUNDS={ROUNDS}")
     chance, source = random.Random(SEED), Input(tmp_path, SEED)
     source.feed()
-    running = program("hosts", cluster.url, state_dir, tmp_path, 1)
-    source.wait_for_outputs(running)
+    app = KilledHosts(state_dir, cluster, program("hosts", cluster.url, state_dir, tmp_path, 1), source)
+    source.wait_for_outputs(app.running)
     for number in range(ROUNDS):
-
-        def is_settled() -> bool:
-            source.feed(5)
-            time.sleep(0.5)
-            return all_ready(state_dir, 3)
-
-        try:
-            eventually(is_settled, f"standbys of every partition, in round {number}", patience=120)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{partitions(state_dir)}\n{running.output[-4000:]}") from None
-        for _ in range(3):
-            source.feed()
+        app.settle(number)
+        app.feed()
         time.sleep(chance.random())
-        victim, before = chance.choice(HOSTS), len(running.output)
-        cluster.kill(victim)
-        for _ in range(3):
-            source.feed()
-        source.wait_for_outputs(running)
-        said = running.output[before:]
-        moves = re.findall(rf"moved from {re.escape(victim)} to (\S+) in \S+ s, from (a standby|the log)", said)
-        assert moves, said
-        assert {how for _, how in moves} == {"a standby"}, said
-        cluster.add(victim)
-    running.send(signal.SIGTERM)
-    running.succeed()
-    source.check(state_dir)
+        app.kill_host(chance.choice(HOSTS))
+    app.end()
+
+
+@pytest.mark.timeout(0)
+def test_kill_9_of_hosts_and_drivers_with_a_standby_driver_beside_loses_nothing_and_builds_nothing(
+    state_dir: str, roomy_cluster: Cluster, program: Callable[..., Program], tmp_path: Path
+) -> None:
+    print(f"\nMILLPOND_KILL_SEED={SEED} MILLPOND_KILL_HOSTS_ROUNDS={ROUNDS}")
+    chance, source = random.Random(SEED), Input(tmp_path, SEED)
+
+    def start(*args: object) -> Program:
+        return program("hosts", roomy_cluster.url, state_dir, tmp_path, 1, *args)
+
+    def is_waiting(standby: Program) -> bool:
+        assert standby.process.poll() is None, standby.output[-4000:]
+        return "standing by" in standby.output
+
+    source.feed()
+    app = KilledHosts(state_dir, roomy_cluster, start(), source)
+    source.wait_for_outputs(app.running)
+    for number in range(ROUNDS):
+        standby = start("standby")
+        eventually(lambda standby=standby: is_waiting(standby), "the standby driver to wait")  # type: ignore[misc]
+        app.settle(number)
+        app.feed()
+        time.sleep(chance.random())
+        if number % 2:
+            app.kill_host(chance.choice(HOSTS))
+            app.settle(number)
+            app.feed()
+        app.kill_driver(standby)
+    app.end()
 
 
 @pytest.mark.timeout(0)

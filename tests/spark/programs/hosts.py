@@ -1,4 +1,4 @@
-"""Totals on a cluster whose hosts die: `hosts.py MASTER STATE_DIR FOLDER STANDBYS [until-caught-up]`."""
+"""Totals on a cluster whose hosts die: `hosts.py MASTER STATE_DIR FOLDER STANDBYS [until-caught-up|standby]`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ rows.key_by("key").stateful_map("total", add, initial=0).to("out", mp.sinks.file
 if __name__ == "__main__":
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("millpond").setLevel(logging.INFO)
+    logging.getLogger("millpond.run").setLevel(logging.INFO)
     settings: dict[str, Any] = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -47,4 +48,4 @@ if __name__ == "__main__":
     if "until-caught-up" in sys.argv:
         app.run(spark=spark, until="caught-up", max_rows=1000)
     else:
-        app.run(spark=spark, every="200ms", max_rows=1000)
+        app.run(spark=spark, every="200ms", max_rows=1000, standby="standby" in sys.argv)
