@@ -116,8 +116,9 @@ class Admin:
         """Let all partitions and standbys of a running app leave a host, and say so when it is empty.
 
         The driver builds copies on other hosts first, beside its batches. The host gets no partitions until `undo`,
-        until it is gone, or until the driver starts again. Its name is the one that `millpond status` shows. This call
-        waits for at most `timeout` seconds. InvalidUse if the app does not run, or has no other host.
+        or until it is gone, and the next commit makes the driver that follows know this, too. Its name is the one that
+        `millpond status` shows. This call waits for at most `timeout` seconds. InvalidUse if the app does not run, or
+        has no other host.
 
         >>> import millpond as mp
         >>> def before_maintenance(app: mp.App): print(app.admin.drain("10.0.0.2"))

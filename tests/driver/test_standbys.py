@@ -347,6 +347,24 @@ def test_a_request_drains_a_host_and_is_answered_when_the_host_is_empty(world: W
     world.check()
 
 
+def test_a_host_stays_drained_when_another_driver_starts(world: World) -> None:
+    world.send()
+    world.driver.placement.drain("host-1")
+    for _ in range(4):
+        world.send()
+    world.restart()
+    for _ in range(4):
+        world.send()
+    assert "host-1" not in world.primary.values()
+    world.driver.placement.undrain("host-1")
+    world.send()
+    world.restart()
+    for _ in range(4):
+        world.send()
+    assert "host-1" in world.primary.values()
+    world.check()
+
+
 def test_a_drained_host_that_dies_and_comes_back_gets_partitions_again(world: World) -> None:
     world.send()
     world.driver.placement.drain("host-1")

@@ -493,7 +493,7 @@ class Driver:
             **record_fields(self.storage, self.program, plan, self.positions, computed),
             manifest=self.compactor.ready or self.last.manifest,
             floor=max(self.compactor.floor, self.last.floor),
-            hosts=self.placement.hosts_for_record() if self.placement.is_on else {},
+            **(self.placement.record_fields() if self.placement.is_on else {"hosts": {}, "drained": []}),
         )
         self._at("commit", "during")
         for stream, places in computed.positions.items():
@@ -551,7 +551,8 @@ class Driver:
                 self.compactor.wait()
                 manifest = self.compactor.ready or self.last.manifest
                 floor = max(self.compactor.floor, self.last.floor)
-                self.owner.write("release", self.delivery.delivered, manifest=manifest, floor=floor)
+                drained = self.placement.record_fields()["drained"] if self.placement.is_on else []
+                self.owner.write("release", self.delivery.delivered, manifest=manifest, floor=floor, drained=drained)
                 for stream, source in self._acknowledged.items():
                     with self._logged_failure(stream):
                         source.finish_acknowledging()

@@ -21,7 +21,7 @@ class DrainWork:
     def advance(self) -> str | None:
         if not self.is_ready:
             return None
-        return f"host {self._host} has no partitions and gets none until it is undrained, gone, or the driver restarts"
+        return f"host {self._host} has no partitions and gets none until it is undrained or gone"
 
     def close(self) -> None:
         return None

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from millpond.driver.layout import HostFacts, Layout, choose_layout
 from millpond.driver.owner import Owner
@@ -100,6 +101,7 @@ class Placement:
         with self._lock:
             self._point = LogPoint.of(self._owner.last)
             self._take_hosts(hosts)
+            self._drained = set(self._owner.last.drained) & set(hosts)
             if hosts and self._settings.threaded:  # which notices hosts that join while there is nothing to do
                 self._thread = threading.Thread(target=self._run, name="millpond-standbys", daemon=True)
                 self._thread.start()
@@ -192,13 +194,13 @@ class Placement:
         else:
             self.follow()
 
-    def hosts_for_record(self) -> dict[str, list[int]]:
-        """Return which host has computed which partitions; empty if there is only one host."""
+    def record_fields(self) -> dict[str, Any]:
+        """Return what the next record says about hosts: which partitions each has computed, and which are drained."""
         with self._lock:
             found: dict[str, list[int]] = {}
             for partition, host in sorted(self._computed.items()):
                 found.setdefault(host, []).append(partition)
-            return found
+            return {"hosts": found, "drained": sorted(self._drained)}
 
     def close(self) -> None:
         """Stop the thread. May be called twice."""

@@ -136,6 +136,7 @@ class Record(Struct, kw_only=True, omit_defaults=True):
     hosts: dict[str, list[int]] = field(
         default_factory=dict
     )  # host → partitions that it computed last, for the next driver; empty if there is only one host
+    drained: list[str] = field(default_factory=list)  # hosts that are to get no partitions
     segments: Pointers = field(default_factory=dict)
     outputs: Pointers = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)  # stream → rows read by this batch
@@ -207,4 +208,5 @@ CARRIED = (
     "spark",
     "manifest",
     "hosts",
+    "drained",
 )
