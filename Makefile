@@ -137,9 +137,11 @@ $(QUIX)/made.stamp: .venv/made.stamp
 	@$(QUIX)/bin/python -m pip install -qq --disable-pip-version-check quixstreams==3.28.1
 	@touch $@
 
-# take-over by standbys, their cost, warm restarts, on a cluster of three hosts; BENCH="--only replicas-cost" runs one part
+# standbys on a cluster of three hosts, drivers that take over, tables, readers, rescaling, stores; BENCH="--only
+# replicas-cost" runs one part
+REPLICAS := replicas-standbys replicas-driver replicas-rescale replicas-table replicas-reads replicas-stores
 bench-replicas: .venv/dev.stamp
-	@$(WITH_JAVA) $(BIN)/python bench $(if $(findstring --only,$(BENCH)),,--only replicas-standbys) $(BENCH)
+	@$(WITH_JAVA) $(BIN)/python bench $(if $(findstring --only,$(BENCH)),,--only $(REPLICAS)) $(BENCH)
 
 # recovery, compaction, many keys, start-up; needs no JVM
 bench-life: .venv/dev.stamp
