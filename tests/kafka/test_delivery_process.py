@@ -14,6 +14,7 @@ from processes import eventually
 
 import millpond as mp
 from millpond.errors import Fenced, InvalidUse
+from millpond.kafka import delivery_process
 from millpond.lowlevel import Delivery, FencingSink, RegisteredSink, Registration
 from millpond.sinks.kafka import KafkaSink
 
@@ -117,9 +118,25 @@ def test_options_that_are_functions_are_not_sent(
     assert [message.json for message in broker.read_committed(topic)] == ROWS
 
 
-def test_the_process_ends_when_no_worker_is_connected(make_sink: Callable[..., KafkaSink], in_a_worker: None) -> None:
-    from millpond.kafka.delivery_process import process_client
+class Code(bytes):
+    """A key as a library may return it: MessagePack takes no subclasses, and librdkafka does."""
 
+
+def test_a_worker_delivers_by_itself_what_cannot_be_sent(
+    broker: Broker, topic: str, make_sink: Callable[..., KafkaSink], in_a_worker: None
+) -> None:
+    make_sink()
+    own = {"transactional.id": topic}
+    sink = mp.sinks.kafka(
+        topic, broker.address, key=lambda row: Code(row["id"].encode()), register=f"r-{topic}"[:200], options=own
+    )
+    fence(sink, CLAIM)
+    sink.deliver(ROWS, delivery(41))
+    assert [message.key for message in broker.read_committed(topic)] == [row["id"].encode() for row in ROWS]
+
+
+def test_the_process_ends_when_no_worker_is_connected(make_sink: Callable[..., KafkaSink], in_a_worker: None) -> None:
+    process_client = delivery_process.process_client
     claim = Registration("orders", "5e1f", "totals", 60, "e0e0", 60, "e0e0")
     sink, before = make_sink(), set(processes())
     fence(sink, claim)

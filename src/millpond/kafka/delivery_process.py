@@ -126,15 +126,15 @@ class ProcessClient:
             return False
         if len(self._started.get(path, ())) >= MOST_STARTS:
             return False
-        request = DeliveryRequest(
-            settings.servers, dict(settings.options), register, place, delivery, SentMessages.of(messages)
-        )
+        data = encode_request(settings, register, place, delivery, messages)
+        if data is None:
+            return False
         try:
             connection = self._connections.pop(path, None) or self._connect(path)
         except OSError:
             return False
         try:
-            send_message(connection, msgspec.msgpack.encode(request))
+            send_message(connection, data)
             answer = msgspec.msgpack.decode(receive_message(connection), type=DeliveryAnswer)
         except (OSError, EOFError, msgspec.MsgspecError):
             connection.close()
@@ -196,6 +196,18 @@ def socket_path(settings: KafkaSettings, delivery: Delivery) -> str:
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{folder} is open to others")
     return os.path.join(folder, f"kafka-{name}")
+
+
+def encode_request(
+    settings: KafkaSettings, register: str, place: DeliveryPlace, delivery: Delivery, messages: OutgoingMessages
+) -> bytes | None:
+    """Return a delivery as it is sent; None if it has values that cannot be sent, such as subclasses of text."""
+    sent = SentMessages.of(messages)
+    request = DeliveryRequest(settings.servers, dict(settings.options), register, place, delivery, sent)
+    try:
+        return msgspec.msgpack.encode(request)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def start_process(path: str) -> subprocess.Popen[bytes]:
