@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,31 @@ def test_a_worker_delivers_by_itself_what_cannot_be_sent(
     fence(sink, CLAIM)
     sink.deliver(ROWS, delivery(41))
     assert [message.key for message in broker.read_committed(topic)] == [row["id"].encode() for row in ROWS]
+
+
+def test_a_worker_leaves_the_processes_of_a_run_before(make_sink: Callable[..., KafkaSink], in_a_worker: None) -> None:
+    claim = Registration("orders", "5e1f", "totals", 40, "acdc", 40, "acdc")
+    sink, before = make_sink(), set(processes())
+    fence(sink, claim)
+    sink.deliver(ROWS, delivery(41, claim))
+    [first] = set(processes()) - before
+    newer = Registration("orders", "5e1f", "totals", 50, "dada", 50, "dada")
+    fence(sink, newer)
+    sink.deliver(ROWS, delivery(51, newer))
+    eventually(lambda: first not in processes(), "the end of the first process", 180.0)
+
+
+def test_a_process_without_deliveries_ends_although_a_worker_is_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery_process, "IDLE_SECONDS", 0.2, raising=False)
+    path = str(tmp_path / "socket")
+    work = threading.Thread(target=delivery_process.DeliveryServer().run, args=(path,), daemon=True)
+    work.start()
+    eventually(lambda: os.path.exists(path), "the socket", 60.0)
+    with delivery_process.open_connection(path):
+        work.join(60.0)
+        assert not work.is_alive()
 
 
 def test_the_process_ends_when_no_worker_is_connected(make_sink: Callable[..., KafkaSink], in_a_worker: None) -> None:
