@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import threading
@@ -134,6 +135,57 @@ def test_a_worker_delivers_by_itself_what_cannot_be_sent(
     fence(sink, CLAIM)
     sink.deliver(ROWS, delivery(41))
     assert [message.key for message in broker.read_committed(topic)] == [row["id"].encode() for row in ROWS]
+
+
+def test_a_worker_waits_once_for_a_process_that_does_not_answer(
+    broker: Broker,
+    topic: str,
+    make_sink: Callable[..., KafkaSink],
+    in_a_worker: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claim = Registration("orders", "5e1f", "totals", 40, "abba", 40, "abba")
+    sink, before = make_sink(), set(processes())
+    fence(sink, claim)
+    sink.deliver(ROWS, delivery(41, claim))
+    [started] = set(processes()) - before
+    os.kill(started, signal.SIGSTOP)
+    try:
+        delivery_process.process_client.close()
+        monkeypatch.setattr(delivery_process, "DELIVERY_SECONDS", 1.0)
+        opened, open_connection = [], delivery_process.open_connection
+        monkeypatch.setattr(
+            delivery_process, "open_connection", lambda path: opened.append(path) or open_connection(path)
+        )
+        for batch in (42, 43, 44):
+            sink.deliver(ROWS, delivery(batch, claim))
+        assert len(opened) == 1
+    finally:
+        os.kill(started, signal.SIGKILL)
+        delivery_process.process_client.close()
+    assert [message.json for message in broker.read_committed(topic)] == ROWS * 4
+
+
+def test_a_worker_delivers_by_itself_if_another_that_starts_the_process_hangs(
+    broker: Broker,
+    topic: str,
+    make_sink: Callable[..., KafkaSink],
+    in_a_worker: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "socket")
+    monkeypatch.setattr(delivery_process, "socket_path", lambda *_: path)
+    monkeypatch.setattr(delivery_process, "START_SECONDS", 0.2)
+    sink = make_sink()
+    fence(sink, CLAIM)
+    with open(f"{path}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        work = threading.Thread(target=sink.deliver, args=(ROWS, delivery(41)), daemon=True)
+        work.start()
+        work.join(60.0)
+        assert not work.is_alive()
+    assert [message.json for message in broker.read_committed(topic)] == ROWS
 
 
 def test_a_worker_leaves_the_processes_of_a_run_before(make_sink: Callable[..., KafkaSink], in_a_worker: None) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from millpond.kafka.clients import ClientPool
 from millpond.kafka.transactions import MOST_IDLE, Writers
 
 THREADS = 8
@@ -39,18 +38,6 @@ def test_threads_can_keep_more_writers_than_there_is_room_for() -> None:
         for turn in range(5000):
             name = (turn * 7 + thread * 13) % (MOST_IDLE + 26)
             writers.keep(name, writers.take(name) or Client())
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(work, range(THREADS)))
-
-
-@pytest.mark.usefixtures("often_switched")
-def test_threads_can_take_the_last_client_of_a_pool() -> None:
-    clients = ClientPool(most=2)
-
-    def work(thread: int) -> None:
-        for _ in range(5000):
-            clients.put_back("one", clients.take("one", Client))
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(work, range(THREADS)))

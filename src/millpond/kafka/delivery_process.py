@@ -25,7 +25,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -42,6 +42,7 @@ DELIVERY_SECONDS = 120.0  # that a worker waits for an answer before it delivers
 UNEXPECTED = "unexpected"  # an error that the worker is to meet by itself
 LINGER_SECONDS = 5.0  # that the process waits for another worker
 IDLE_SECONDS = 600.0  # that the process waits for the next delivery of workers that are connected
+AVOID_SECONDS = 600.0  # that a worker delivers by itself after a process has not answered
 LONGEST_SOCKET_PATH = 90  # bytes; systems allow 104 or 108
 MOST_STARTS = 3  # by one worker, before it delivers by itself
 MOST_PROCESSES = 4  # on a host, for one claim
@@ -114,11 +115,12 @@ class ClaimProcesses:
 
     connections: dict[str, socket.socket] = field(default_factory=dict)
     started: dict[str, list[subprocess.Popen[bytes]]] = field(default_factory=dict)  # by this worker
+    avoided: dict[str, float] = field(default_factory=dict)  # until when
 
     def can_use(self, path: str) -> bool:
-        """Return whether a process may be asked: not one that fails again and again."""
+        """Return whether a process may be asked: not one that has hung, nor one that ends again and again."""
         ended = [process.poll() for process in self.started.get(path, ())]
-        return sum(code != 0 for code in ended) < MOST_STARTS
+        return sum(code != 0 for code in ended) < MOST_STARTS and self.avoided.get(path, 0.0) <= elapsed()
 
     def close(self) -> None:
         """Close all connections."""
@@ -162,6 +164,9 @@ class ProcessClient:
             except BaseException:
                 connection.close()
                 raise
+        except TimeoutError:
+            processes.avoided[path] = elapsed() + AVOID_SECONDS
+            return False
         except (OSError, EOFError, msgspec.MsgspecError):
             return False
         processes.connections[path] = connection
@@ -192,13 +197,16 @@ class ProcessClient:
         """Connect to a process, and start it if there is none."""
         with contextlib.suppress(OSError):
             return open_connection(path)
+        until = elapsed() + START_SECONDS
         with open(f"{path}.lock", "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            while not is_locked(lock):  # another worker starts the process, or was stopped meanwhile
+                if elapsed() > until:
+                    raise TimeoutError(f"{path}.lock is held")
+                threading.Event().wait(0.05)
             with contextlib.suppress(OSError):
                 return open_connection(path)
             process = start_process(path)
             processes.started.setdefault(path, []).append(process)
-            until = elapsed() + START_SECONDS
             while True:
                 try:
                     return open_connection(path)
@@ -245,6 +253,15 @@ def encode_request(
         return msgspec.msgpack.encode(request)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def is_locked(file: BinaryIO) -> bool:
+    """Lock a file, unless another process has locked it; return whether this one has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def start_process(path: str) -> subprocess.Popen[bytes]:
