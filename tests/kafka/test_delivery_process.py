@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from processes import eventually
 
 import millpond as mp
 from millpond.errors import Fenced, InvalidUse
+from millpond.kafka import delivery_process
 from millpond.lowlevel import Delivery, FencingSink, RegisteredSink, Registration
 from millpond.sinks.kafka import KafkaSink
 
@@ -117,9 +120,101 @@ def test_options_that_are_functions_are_not_sent(
     assert [message.json for message in broker.read_committed(topic)] == ROWS
 
 
-def test_the_process_ends_when_no_worker_is_connected(make_sink: Callable[..., KafkaSink], in_a_worker: None) -> None:
-    from millpond.kafka.delivery_process import process_client
+class Code(bytes):
+    """A key as a library may return it: MessagePack takes no subclasses, and librdkafka does."""
 
+
+def test_a_worker_delivers_by_itself_what_cannot_be_sent(
+    broker: Broker, topic: str, make_sink: Callable[..., KafkaSink], in_a_worker: None
+) -> None:
+    make_sink()
+    own = {"transactional.id": topic}
+    sink = mp.sinks.kafka(
+        topic, broker.address, key=lambda row: Code(row["id"].encode()), register=f"r-{topic}"[:200], options=own
+    )
+    fence(sink, CLAIM)
+    sink.deliver(ROWS, delivery(41))
+    assert [message.key for message in broker.read_committed(topic)] == [row["id"].encode() for row in ROWS]
+
+
+def test_a_worker_waits_once_for_a_process_that_does_not_answer(
+    broker: Broker,
+    topic: str,
+    make_sink: Callable[..., KafkaSink],
+    in_a_worker: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claim = Registration("orders", "5e1f", "totals", 40, "abba", 40, "abba")
+    sink, before = make_sink(), set(processes())
+    fence(sink, claim)
+    sink.deliver(ROWS, delivery(41, claim))
+    [started] = set(processes()) - before
+    os.kill(started, signal.SIGSTOP)
+    try:
+        delivery_process.process_client.close()
+        monkeypatch.setattr(delivery_process, "DELIVERY_SECONDS", 1.0)
+        opened, open_connection = [], delivery_process.open_connection
+        monkeypatch.setattr(
+            delivery_process, "open_connection", lambda path: opened.append(path) or open_connection(path)
+        )
+        for batch in (42, 43, 44):
+            sink.deliver(ROWS, delivery(batch, claim))
+        assert len(opened) == 1
+    finally:
+        os.kill(started, signal.SIGKILL)
+        delivery_process.process_client.close()
+    assert [message.json for message in broker.read_committed(topic)] == ROWS * 4
+
+
+def test_a_worker_delivers_by_itself_if_another_that_starts_the_process_hangs(
+    broker: Broker,
+    topic: str,
+    make_sink: Callable[..., KafkaSink],
+    in_a_worker: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "socket")
+    monkeypatch.setattr(delivery_process, "socket_path", lambda *_: path)
+    monkeypatch.setattr(delivery_process, "START_SECONDS", 0.2)
+    sink = make_sink()
+    fence(sink, CLAIM)
+    with open(f"{path}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        work = threading.Thread(target=sink.deliver, args=(ROWS, delivery(41)), daemon=True)
+        work.start()
+        work.join(60.0)
+        assert not work.is_alive()
+    assert [message.json for message in broker.read_committed(topic)] == ROWS
+
+
+def test_a_worker_leaves_the_processes_of_a_run_before(make_sink: Callable[..., KafkaSink], in_a_worker: None) -> None:
+    claim = Registration("orders", "5e1f", "totals", 40, "acdc", 40, "acdc")
+    sink, before = make_sink(), set(processes())
+    fence(sink, claim)
+    sink.deliver(ROWS, delivery(41, claim))
+    [first] = set(processes()) - before
+    newer = Registration("orders", "5e1f", "totals", 50, "dada", 50, "dada")
+    fence(sink, newer)
+    sink.deliver(ROWS, delivery(51, newer))
+    eventually(lambda: first not in processes(), "the end of the first process", 180.0)
+
+
+def test_a_process_without_deliveries_ends_although_a_worker_is_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery_process, "IDLE_SECONDS", 0.2, raising=False)
+    path = str(tmp_path / "socket")
+    work = threading.Thread(target=delivery_process.DeliveryServer().run, args=(path,), daemon=True)
+    work.start()
+    eventually(lambda: os.path.exists(path), "the socket", 60.0)
+    with delivery_process.open_connection(path):
+        work.join(60.0)
+        assert not work.is_alive()
+
+
+def test_the_process_ends_when_no_worker_is_connected(make_sink: Callable[..., KafkaSink], in_a_worker: None) -> None:
+    process_client = delivery_process.process_client
     claim = Registration("orders", "5e1f", "totals", 60, "e0e0", 60, "e0e0")
     sink, before = make_sink(), set(processes())
     fence(sink, claim)

@@ -505,26 +505,33 @@ def missing_topic_codes() -> set[int]:
 
 
 class ClientPool:
-    """Clients that a worker process uses again in its next task. A client is used by one task at a time.
+    """Clients that a worker process uses again in its next task. A client is used by one task at a time, or one thread.
 
     A client that has failed is not put back: the next task makes another.
     """
 
     def __init__(self, most: int = 4) -> None:
+        self._lock = threading.Lock()
         self._idle: dict[str, list[Any]] = {}
         self._most = most
 
     def take(self, identity: str, make: Callable[[], T]) -> T:
         """Return an idle client, or a new one."""
-        idle = self._idle.get(identity)
-        return idle.pop() if idle else make()
+        with self._lock:
+            idle = self._idle.get(identity)
+            if idle:
+                found: T = idle.pop()
+                return found
+        return make()
 
     def put_back(self, identity: str, client: Any) -> None:
         """Keep a client for the next task."""
-        idle = self._idle.setdefault(identity, [])
-        idle.append(client)
-        if len(idle) > self._most:
-            idle.pop(0).close()
+        with self._lock:
+            idle = self._idle.setdefault(identity, [])
+            idle.append(client)
+            oldest = idle.pop(0) if len(idle) > self._most else None
+        if oldest is not None:
+            oldest.close()
 
     def close(self) -> None:
         """Close all idle clients."""

@@ -3,7 +3,8 @@
 Spark gives the task of a partition to any of its workers, and the producer that a worker opens for a partition fences
 the one that another has opened before. A new producer takes longer than a small batch. So the workers of one claim pass
 the messages of a partition to one process, which keeps its producer. There are a few processes, because queueing a
-message needs the interpreter's lock. A process ends when no worker is connected to it any more.
+message needs the interpreter's lock. A process ends when no worker is connected to it any more, or none has sent
+anything for some minutes: a worker of Spark may outlive many runs of an app, each with a claim of its own.
 
 The processes are a convenience: a worker that cannot reach one delivers by itself, and the register shows what was
 delivered before. Messages and settings go through a socket in a folder that only the user can open.
@@ -22,8 +23,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -39,6 +41,8 @@ START_SECONDS = 30.0  # that the process may take to start
 DELIVERY_SECONDS = 120.0  # that a worker waits for an answer before it delivers by itself
 UNEXPECTED = "unexpected"  # an error that the worker is to meet by itself
 LINGER_SECONDS = 5.0  # that the process waits for another worker
+IDLE_SECONDS = 600.0  # that the process waits for the next delivery of workers that are connected
+AVOID_SECONDS = 600.0  # that a worker delivers by itself after a process has not answered
 LONGEST_SOCKET_PATH = 90  # bytes; systems allow 104 or 108
 MOST_STARTS = 3  # by one worker, before it delivers by itself
 MOST_PROCESSES = 4  # on a host, for one claim
@@ -102,12 +106,34 @@ class DeliveryAnswer(msgspec.Struct, array_like=True):
 # --- in a worker ---
 
 
+Owner = tuple[str, str, tuple[int, str] | None]  # identity of the settings, app, claim
+
+
+@dataclass
+class ClaimProcesses:
+    """The delivery processes of one claim, as a worker knows them, by path."""
+
+    connections: dict[str, socket.socket] = field(default_factory=dict)
+    started: dict[str, list[subprocess.Popen[bytes]]] = field(default_factory=dict)  # by this worker
+    avoided: dict[str, float] = field(default_factory=dict)  # until when
+
+    def can_use(self, path: str) -> bool:
+        """Return whether a process may be asked: not one that has hung, nor one that ends again and again."""
+        ended = [process.poll() for process in self.started.get(path, ())]
+        return sum(code != 0 for code in ended) < MOST_STARTS and self.avoided.get(path, 0.0) <= elapsed()
+
+    def close(self) -> None:
+        """Close all connections."""
+        while self.connections:
+            self.connections.popitem()[1].close()
+
+
 class ProcessClient:
     """A worker's connections to delivery processes."""
 
     def __init__(self) -> None:
-        self._connections: dict[str, socket.socket] = {}
-        self._started: dict[str, list[subprocess.Popen[bytes]]] = {}  # by this worker
+        self._claims: dict[Owner, ClaimProcesses] = {}
+        self._ending: list[subprocess.Popen[bytes]] = []  # of claims before, to be reaped
 
     def deliver(
         self,
@@ -124,44 +150,63 @@ class ProcessClient:
             path = socket_path(settings, delivery)
         except OSError:
             return False
-        if len(self._started.get(path, ())) >= MOST_STARTS:
+        processes = self._of_claim((settings.identity, delivery.app, delivery.claim))
+        if not processes.can_use(path):
             return False
-        request = DeliveryRequest(
-            settings.servers, dict(settings.options), register, place, delivery, SentMessages.of(messages)
-        )
-        try:
-            connection = self._connections.pop(path, None) or self._connect(path)
-        except OSError:
+        data = encode_request(settings, register, place, delivery, messages)
+        if data is None:
             return False
         try:
-            send_message(connection, msgspec.msgpack.encode(request))
-            answer = msgspec.msgpack.decode(receive_message(connection), type=DeliveryAnswer)
+            connection = processes.connections.pop(path, None) or self._connect(processes, path)
+            try:
+                send_message(connection, data)
+                answer = msgspec.msgpack.decode(receive_message(connection), type=DeliveryAnswer)
+            except BaseException:
+                connection.close()
+                raise
+        except TimeoutError:
+            processes.avoided[path] = elapsed() + AVOID_SECONDS
+            return False
         except (OSError, EOFError, msgspec.MsgspecError):
-            connection.close()
             return False
-        self._connections[path] = connection
+        processes.connections[path] = connection
         if answer.error in ERRORS:
             raise error_of(answer)
         return not answer.error
 
     def close(self) -> None:
         """Close all connections."""
-        while self._connections:
-            self._connections.popitem()[1].close()
-        for process in [each for started in self._started.values() for each in started]:
-            process.poll()
+        for owner in list(self._claims):
+            self._leave(owner)
 
-    def _connect(self, path: str) -> socket.socket:
+    def _of_claim(self, owner: Owner) -> ClaimProcesses:
+        """Return the processes of a claim. Those of other claims of the app are left: the app was started again."""
+        if owner not in self._claims:
+            for other in [each for each in self._claims if each[:2] == owner[:2]]:
+                self._leave(other)
+        return self._claims.setdefault(owner, ClaimProcesses())
+
+    def _leave(self, owner: Owner) -> None:
+        processes = self._claims.pop(owner)
+        processes.close()
+        for started in processes.started.values():
+            self._ending += started
+        self._ending = [process for process in self._ending if process.poll() is None]
+
+    def _connect(self, processes: ClaimProcesses, path: str) -> socket.socket:
         """Connect to a process, and start it if there is none."""
         with contextlib.suppress(OSError):
             return open_connection(path)
+        until = elapsed() + START_SECONDS
         with open(f"{path}.lock", "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            while not is_locked(lock):  # another worker starts the process, or was stopped meanwhile
+                if elapsed() > until:
+                    raise TimeoutError(f"{path}.lock is held")
+                threading.Event().wait(0.05)
             with contextlib.suppress(OSError):
                 return open_connection(path)
             process = start_process(path)
-            self._started.setdefault(path, []).append(process)
-            until = elapsed() + START_SECONDS
+            processes.started.setdefault(path, []).append(process)
             while True:
                 try:
                     return open_connection(path)
@@ -196,6 +241,27 @@ def socket_path(settings: KafkaSettings, delivery: Delivery) -> str:
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{folder} is open to others")
     return os.path.join(folder, f"kafka-{name}")
+
+
+def encode_request(
+    settings: KafkaSettings, register: str, place: DeliveryPlace, delivery: Delivery, messages: OutgoingMessages
+) -> bytes | None:
+    """Return a delivery as it is sent; None if it has values that cannot be sent, such as subclasses of text."""
+    sent = SentMessages.of(messages)
+    request = DeliveryRequest(settings.servers, dict(settings.options), register, place, delivery, sent)
+    try:
+        return msgspec.msgpack.encode(request)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def is_locked(file: BinaryIO) -> bool:
+    """Lock a file, unless another process has locked it; return whether this one has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def start_process(path: str) -> subprocess.Popen[bytes]:
@@ -267,10 +333,11 @@ class DeliveryServer:
         self._partitions: dict[str, threading.Lock] = {}  # transactional id → held while it is in use
         self._registers: dict[tuple[str, str], Register] = {}
         self._connections = 0
+        self._working = 0  # deliveries under way
         self._idle_since = elapsed()
 
     def run(self, path: str) -> None:
-        """Listen until no worker is connected any more."""
+        """Listen until no worker is connected any more, or none has sent anything for some minutes."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         with socket.socket(socket.AF_UNIX) as listening:
@@ -289,19 +356,30 @@ class DeliveryServer:
 
     def _is_done(self) -> bool:
         with self._lock:
-            return self._connections == 0 and elapsed() - self._idle_since > LINGER_SECONDS
+            limit = IDLE_SECONDS if self._connections else LINGER_SECONDS
+            return self._working == 0 and elapsed() - self._idle_since > limit
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
                 while True:
-                    data = receive_message(connection)
-                    send_message(connection, msgspec.msgpack.encode(self._answer(data)))
+                    answer = self._work(receive_message(connection))
+                    send_message(connection, msgspec.msgpack.encode(answer))
         except (OSError, EOFError):
             pass
         finally:
             with self._lock:
                 self._connections -= 1
+                self._idle_since = elapsed()
+
+    def _work(self, data: bytes) -> DeliveryAnswer:
+        with self._lock:
+            self._working += 1
+        try:
+            return self._answer(data)
+        finally:
+            with self._lock:
+                self._working -= 1
                 self._idle_since = elapsed()
 
     def _answer(self, data: bytes) -> DeliveryAnswer:

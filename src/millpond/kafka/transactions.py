@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -263,22 +264,26 @@ WriterId = tuple[str, str, str, EntryKey]  # settings, register, transactional i
 
 
 class Writers:
-    """The writers of this process, which are used again for the next batch."""
+    """The writers of this process, which are used again for the next batch. Threads share them."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._idle: dict[WriterId, PartitionWriter] = {}
         self.batch_levels: dict[WriterId, int] = {}  # of those whose topics take only smaller batches
         self.takeovers = 0  # how often another process had taken a partition over
 
     def take(self, name: WriterId) -> PartitionWriter | None:
         """Return the idle writer of a partition, which is not idle any more; None if there is none."""
-        return self._idle.pop(name, None)
+        with self._lock:
+            return self._idle.pop(name, None)
 
     def keep(self, name: WriterId, writer: PartitionWriter) -> None:
         """Keep a writer for the next batch; the oldest makes room."""
-        self._idle[name] = writer
-        if len(self._idle) > MOST_IDLE:
-            self._idle.pop(next(iter(self._idle))).close()
+        with self._lock:
+            self._idle[name] = writer
+            oldest = self._idle.pop(next(iter(self._idle))) if len(self._idle) > MOST_IDLE else None
+        if oldest is not None:
+            oldest.close()
 
 
 writers = Writers()
