@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct, field
 
 from millpond.clock import new_id
-from millpond.errors import Corrupt
+from millpond.errors import Corrupt, InvalidUse
 from millpond.log.checked import pack_checked, read_checked, write_checked
 from millpond.log.ledger import Ledger
 from millpond.log.paths import Paths
@@ -117,10 +117,11 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def has_requests(storage: Storage, app: str) -> bool:
-    """Return whether any request waits. Costs one listing."""
+def has_requests(storage: Storage, app: str, known: Collection[str] = ()) -> bool:
+    """Return whether any request waits, other than those that are known. Costs one listing."""
     paths = Paths(app)
-    return any(paths.request_id(item.path) is not None for item in storage.list(paths.requests))
+    found = (paths.request_id(item.path) for item in storage.list(paths.requests))
+    return any(id is not None and id not in known for id in found)
 
 
 def read_requests(storage: Storage, app: str) -> list[Request | UnreadableRequest]:
@@ -152,7 +153,7 @@ def _read_request(storage: Storage, paths: Paths, id: str) -> Request | Unreadab
                 f"{REQUEST_FORMAT}: use the same version for both",
             )
         request = msgspec.json.decode(data, type=Request)
-    except (Corrupt, msgspec.MsgspecError) as error:
+    except (Corrupt, InvalidUse, msgspec.MsgspecError) as error:  # InvalidUse: the driver may not read it
         return UnreadableRequest(id, str(error))
     return request if request.id == id else UnreadableRequest(id, f"the file holds request {request.id}")
 
