@@ -227,6 +227,18 @@ def test_a_damaged_request_is_refused_and_removed_and_the_app_goes_on(
         assert opened(tmp_path).newest.partitions == 3, "the good one among them is carried out"
 
 
+def test_a_request_that_was_copied_from_another_app_is_refused(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path / "state"))
+    with TestDriver(totals(tmp_path), storage) as driver:
+        driver.send("rows", [{"id": 1, "key": "a", "value": 1}])
+        other = leave_request(Ledger(storage, "other", driver.clock), "rescale", {"partitions": 3})
+        storage.put(Paths("totals").request(other.id), storage.get(Paths("other").request(other.id)) or b"")
+        driver.send("rows", [{"id": 2, "key": "a", "value": 2}])
+        answer = read_answer(storage, "totals", other.id)
+        assert answer is not None and answer.text == "it was left for app 'other'"
+        assert opened(tmp_path).newest.partitions == 2
+
+
 class OtherUsersStorage:
     """A storage in which the folder of requests belongs to another user, who may forbid to read or to write there."""
 
