@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from folders import held, write
@@ -19,6 +19,7 @@ from millpond.clock import SystemClock
 from millpond.driver.commit import Driver
 from millpond.driver.loop import Settings, run_driver
 from millpond.driver.settings import Controls, DriverSettings
+from millpond.errors import InvalidUse
 from millpond.log.checked import pack_checked
 from millpond.log.heartbeat import Heartbeat
 from millpond.log.ledger import Ledger
@@ -31,7 +32,7 @@ from millpond.log.requests import (
     remember_request,
 )
 from millpond.runtimes.local import LocalRuntime
-from millpond.storage import open_storage
+from millpond.storage import Storage, open_storage
 from millpond.testing import TestDriver
 
 
@@ -224,6 +225,58 @@ def test_a_damaged_request_is_refused_and_removed_and_the_app_goes_on(
             assert f"request {name} is refused" in caplog.text
         assert not [path for path in requests_left(tmp_path) if "answer" not in path.name]
         assert opened(tmp_path).newest.partitions == 3, "the good one among them is carried out"
+
+
+def test_a_request_that_was_copied_from_another_app_is_refused(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path / "state"))
+    with TestDriver(totals(tmp_path), storage) as driver:
+        driver.send("rows", [{"id": 1, "key": "a", "value": 1}])
+        other = leave_request(Ledger(storage, "other", driver.clock), "rescale", {"partitions": 3})
+        storage.put(Paths("totals").request(other.id), storage.get(Paths("other").request(other.id)) or b"")
+        driver.send("rows", [{"id": 2, "key": "a", "value": 2}])
+        answer = read_answer(storage, "totals", other.id)
+        assert answer is not None and answer.text == "it was left for app 'other'"
+        assert opened(tmp_path).newest.partitions == 2
+
+
+class OtherUsersStorage:
+    """A storage in which the folder of requests belongs to another user, who may forbid to read or to write there."""
+
+    def __init__(self, inner: Storage, forbidden: str) -> None:
+        self._inner, self._forbidden = inner, forbidden
+
+    def __getattr__(self, name: str) -> Any:
+        def call(path: Any, *others: Any) -> Any:
+            if name in self._forbidden.split() and "/requests" in str(path):
+                raise InvalidUse("Permission denied")
+            return getattr(self._inner, name)(path, *others)
+
+        return call if name in ("get", "put", "delete", "list") else getattr(self._inner, name)
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "partitions"), [("get", 2), ("get put delete", 2), ("put delete", 5), ("delete", 5), ("list", 2)]
+)
+def test_a_request_of_another_user_that_the_driver_may_not_read_or_answer_does_not_end_the_app(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, forbidden: str, partitions: int
+) -> None:
+    own: Any = open_storage(str(tmp_path / "state"))
+    app = mp.App("sums", partitions=2)
+    rows = app.stream("rows", mp.sources.rows([]))
+    rows.key_by("key").stateful_map("sum", lambda key, row, n: (None, n + row["value"]), initial=0)
+    for _ in range(2):  # a driver that starts again finds the request again
+        with TestDriver(app, cast(Any, OtherUsersStorage(own, forbidden))) as driver:
+            driver.send("rows", [{"key": "a", "value": 1}])
+            if not any("/requests" in item.path for item in own.list("sums")):  # or its answer
+                leave_request(Ledger(own, "sums", driver.clock), "rescale", {"partitions": 5})
+            for _ in range(3):
+                driver.send("rows", [{"key": "a", "value": 1}])
+            said = [message for message in caplog.messages if "Permission denied" in message]
+            assert len(said) == len(set(said))  # said once, not at each look
+            caplog.clear()
+    newest = Ledger(own, "sums", SystemClock()).newest()
+    assert newest is not None
+    assert newest.partitions == partitions
 
 
 def test_expired_and_unknown_requests_are_refused(tmp_path: Path) -> None:

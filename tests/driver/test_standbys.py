@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from local_drivers import start_driver
 from simulated_hosts import ANY, World, add_up
 
 import millpond as mp
-from millpond.log.requests import leave_request, read_answer
-from millpond.replica.follow import READY_RECORDS, UNUSED_SECONDS
+from millpond.log.requests import EXPIRE_SECONDS, leave_request, read_answer
+from millpond.replica.follow import READY_RECORDS, UNUSED_SECONDS, FollowJob, HostReport, follow
 from millpond.replica.lmdb_store import close_below
-from millpond.storage import open_storage
+from millpond.storage import Storage, open_storage
 
 
 @pytest.fixture
@@ -362,6 +363,43 @@ def test_a_host_stays_drained_when_another_driver_starts(world: World) -> None:
     for _ in range(4):
         world.send()
     assert "host-1" in world.primary.values()
+    world.check()
+
+
+def test_a_drain_that_cannot_end_holds_up_no_other_request_and_is_given_up_when_it_expires(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def follow_nothing(storage: Storage, job: FollowJob) -> HostReport:  # as on hosts whose disks are full
+        report = follow(storage, replace(job, follow=()))
+        return replace(report, trouble="the disk is full" if job.follow else "")
+
+    def ask(kind: str, **arguments: object) -> str:
+        id = leave_request(world.driver.owner.ledger, kind, arguments).id
+        world.driver.requests.look()
+        for _ in range(3):
+            world.send()
+        return id
+
+    def answer(id: str) -> str | None:
+        found = read_answer(world.storage, "sums", id)
+        return None if found is None else found.text
+
+    world = World(world.hosts.root.parent / "other", standbys=0)
+    world.send()
+    monkeypatch.setattr("millpond.driver.placement.follow", follow_nothing)
+    drain = ask("drain", host="host-1")
+    assert answer(drain) is None
+    assert not world.driver.requests.is_busy  # a run that has caught up may end
+    undo = ask("drain", host="host-1", undo=True)
+    assert answer(undo) == "host host-1 gets partitions again"
+    assert "was undone" in (answer(drain) or "")
+
+    drain = ask("drain", host="host-1")
+    assert answer(drain) is None
+    world.clock.advance(EXPIRE_SECONDS + 1)
+    world.send()
+    assert "host host-1 still has partitions" in (answer(drain) or "")
+    assert "6 to 3 partitions" in (answer(ask("rescale", partitions=3)) or "")
     world.check()
 
 

@@ -91,6 +91,22 @@ def test_a_killed_process_of_this_machine_is_noticed_at_once(place: Path) -> Non
     assert beat_file(place).exists() and not running(place)
 
 
+def test_a_process_that_this_user_may_not_see_is_not_taken_for_dead(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `hidepid`: there is no entry below /proc, and a signal is refused."""
+
+    def refuse(pid: int, which: int) -> None:
+        raise PermissionError("Operation not permitted")
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    write(place, pid=ended.pid)
+    assert not running(place)
+    monkeypatch.setattr(os, "kill", refuse)
+    assert running(place)
+
+
 def test_a_process_that_lives_but_no_longer_says_so_does_not_run_the_app(place: Path) -> None:
     write(place, time=time.time() - FRESH_SECONDS - 1)
     assert not running(place)

@@ -13,9 +13,10 @@ from small_drivers import WHOLE, Lanes, driver_of
 from sqlite_store import SqliteStore
 
 import millpond as mp
+from millpond.replica import memory_store
 from millpond.replica.folders import memory_home
 from millpond.replica.lending import close_below, delete_home
-from millpond.replica.memory_store import mounted_kind
+from millpond.replica.memory_store import MemoryStore, mounted_kind
 from millpond.replica.room import Room, exceeds, parse_bytes, size_below
 from millpond.storage import open_storage
 from millpond.testing import TestDriver
@@ -254,3 +255,25 @@ def test_an_app_stays_below_its_limit_and_goes_on_when_it_is_raised(tmp_path: Pa
         delete_home(str(home))
         dict(an_app(limit).state("last").items())  # a store that is built anew counts, too
     delete_home(str(home))
+
+
+def test_apps_that_start_at_the_same_moment_leave_the_stores_in_memory_of_each_other_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_store, "file_system_of", lambda folder: "tmpfs")
+    monkeypatch.setenv("MILLPOND_MEMORY_DIR", str(tmp_path / "memory"))
+    (tmp_path / "memory").mkdir()
+    make = os.makedirs
+    interruptions = iter(["second"])
+
+    def make_interrupted(name: str, *args: Any, **how: Any) -> None:
+        for other in interruptions:  # the other app does all of its part just before
+            MemoryStore().home(str(tmp_path / other))
+        make(name, *args, **how)
+
+    monkeypatch.setattr("os.makedirs", make_interrupted)
+    first = Path(MemoryStore().home(str(tmp_path / "first")))
+    second = Path(MemoryStore().home(str(tmp_path / "second")))
+    assert [path.name for path in first.iterdir()] == ["local_dir"]
+    assert [path.name for path in second.iterdir()] == ["local_dir"]
+    assert (first / "local_dir").read_text() == str(tmp_path / "first")

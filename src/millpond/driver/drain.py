@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from millpond.driver.placement import Placement
-from millpond.driver.requests import NothingToDo, Refused, RequestedWork
+from millpond.driver.requests import NothingToDo, Refused, RequestedWork, WaitingWork
 from millpond.log.requests import Request
 
 
-class DrainWork:
-    """Waits until a host that is drained has no partitions. Batches go on meanwhile."""
+class DrainWork(WaitingWork):
+    """Waits until a host that is drained has no partitions. Batches, and other requests, go on meanwhile."""
 
     def __init__(self, placement: Placement, host: str) -> None:
         self._placement, self._host = placement, host
@@ -19,9 +19,17 @@ class DrainWork:
         return self._placement.is_empty(self._host)
 
     def advance(self) -> str | None:
+        if self._placement.is_undrained(self._host):
+            raise Refused(f"host {self._host} gets partitions again: the drain was undone before it had ended")
         if not self.is_ready:
             return None
         return f"host {self._host} has no partitions and gets none until it is undrained or gone"
+
+    def describe_unfinished(self) -> str:
+        return (
+            f"host {self._host} still has partitions of which no other host has a ready copy. They leave it when one "
+            "has, and drain with --undo lets it keep them"
+        )
 
     def close(self) -> None:
         return None

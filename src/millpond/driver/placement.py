@@ -231,6 +231,11 @@ class Placement:
         with self._lock:
             return [host for host in self._hosts if host not in self._drained] if self._is_active else []
 
+    def is_undrained(self, host: str) -> bool:
+        """Return whether a host is alive and may get partitions."""
+        with self._lock:
+            return host in self._hosts and host not in self._drained
+
     def is_empty(self, host: str) -> bool:
         """Return whether a host computes and follows no partition."""
         with self._lock:

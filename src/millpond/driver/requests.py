@@ -57,6 +57,17 @@ class RequestedWork(Protocol):
         ...
 
 
+class WaitingWork:
+    """The base of a `RequestedWork` that only waits for something, and changes nothing in the app.
+
+    Other requests are taken and carried out meanwhile. When its request has expired, it is not waited for any longer.
+    """
+
+    def describe_unfinished(self) -> str:
+        """Return what is so when its request expires, in words."""
+        raise NotImplementedError
+
+
 class NothingToDo:
     """The work of a request that asks for what is so already."""
 
@@ -80,6 +91,10 @@ class RequestDesk:
     anything is done, when it is done and not answered, and when it is answered and still there.
 
     `found` is set while a request may wait; `current` is what is being carried out, with its request if there is one.
+    `WaitingWork` is waited for beside that.
+
+    A request never ends the run. One that the driver may not read is refused, and one that it may not answer, because
+    another user has left it, stays where it is.
     """
 
     def __init__(
@@ -94,6 +109,9 @@ class RequestDesk:
         self._storage, self._app = owner.storage, owner.last.app
         self.found, self._stopped = threading.Event(), threading.Event()
         self.current: tuple[Request | None, RequestedWork] | None = None
+        self._waiting: dict[str, tuple[Request, RequestedWork]] = {}  # by the id of the request
+        self._known: frozenset[str] = frozenset()  # requests that need not be found: waited for, or not to be answered
+        self._trouble = ""  # why no requests can be found, as it was logged
         self._thread = threading.Thread(target=self._watch, name="millpond-requests", daemon=True)
 
     def start(self) -> None:
@@ -106,9 +124,15 @@ class RequestDesk:
 
     def look(self) -> None:
         """Look once whether there is a request."""
-        with contextlib.suppress(MillpondError):  # the next look tries again
-            if has_requests(self._storage, self._app):
+        try:
+            if has_requests(self._storage, self._app, self._known):
                 self.found.set()
+        except Unavailable:  # the next look tries again
+            pass
+        except MillpondError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                log.warning("%s: no requests of commands are found: %s", self._app, error)
 
     def _watch(self) -> None:
         while not self._stopped.wait(LOOK_SECONDS):
@@ -117,13 +141,19 @@ class RequestDesk:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request waits or is being carried out."""
+        """Whether a request waits or is being carried out, other than `WaitingWork`."""
         return self.current is not None or self.found.is_set()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `advance` is to be called before the next batch."""
+        return self.is_busy or bool(self._waiting)
 
     @property
     def is_ready(self) -> bool:
         """Whether `advance` has something to do now."""
-        return self.found.is_set() if self.current is None else self.current[1].is_ready
+        is_ready = self.found.is_set() if self.current is None else self.current[1].is_ready
+        return is_ready or any(work.is_ready for _, work in self._waiting.values())
 
     def begin(self, work: RequestedWork) -> None:
         """Begin work that the driver itself asks for. Called only while the desk is not busy."""
@@ -132,11 +162,26 @@ class RequestDesk:
 
     def advance(self) -> None:
         """Take the next request, or go on with the one that was taken. Called between two batches."""
+        for request, work in list(self._waiting.values()):
+            self._wait_for(request, work)
         if self.current is None:
             self.current = self._take()
-        if self.current is None:
-            return
-        request, work = self.current
+        if self.current is not None and self._go_on(*self.current):
+            self.current = None
+
+    def _wait_for(self, request: Request, work: RequestedWork) -> None:
+        """Look once whether what is waited for is so, and answer if it is, or if the request has expired."""
+        assert isinstance(work, WaitingWork)
+        is_over = self._go_on(request, work)
+        if not is_over and (age := self._owner.clock.now() - request.time) > request.expires:
+            self._refuse(request.id, f"not done after {age:.0f} s: {work.describe_unfinished()}")
+            is_over = True
+        if is_over:
+            self._waiting.pop(request.id, None)
+            self._known -= {request.id}
+
+    def _go_on(self, request: Request | None, work: RequestedWork) -> bool:
+        """Go on with some work, and return whether it has ended; then it is answered."""
         try:
             text = work.advance()
         except Refused as refusal:
@@ -144,17 +189,17 @@ class RequestDesk:
                 log.warning("%s: %s", self._app, refusal)
             else:
                 self._refuse(request.id, str(refusal))
+            return True
+        if text is None:
+            return False
+        if request is None:
+            log.warning("%s: %s", self._app, text)
         else:
-            if text is None:
-                return
-            if request is None:
-                log.warning("%s: %s", self._app, text)
-            else:
-                self._at("during")
-                log.warning("%s: carried out a request of %s: %s", self._app, request.who, text)
-                record, _ = self._owner.last.requests.get(request.id, (None, 0.0))
-                self._answer(request.id, text, done=True, record=record)
-        self.current = None
+            self._at("during")
+            log.warning("%s: carried out a request of %s: %s", self._app, request.who, text)
+            record, _ = self._owner.last.requests.get(request.id, (None, 0.0))
+            self._answer(request.id, text, done=True, record=record)
+        return True
 
     def _take(self) -> tuple[Request, RequestedWork] | None:
         if not self.found.is_set():
@@ -162,9 +207,11 @@ class RequestDesk:
         self.found.clear()  # the next look finds what is left
         try:
             found = read_requests(self._storage, self._app)
-        except Unavailable:
+        except MillpondError:  # the next look tries again
             return None
         for each in found:
+            if each.id in self._known:
+                continue
             if isinstance(each, UnreadableRequest):
                 self._refuse(each.id, each.reason)
             elif each.id in self._owner.last.requests:  # the driver before died before it had answered
@@ -175,9 +222,15 @@ class RequestDesk:
             else:
                 self._at("before")
                 try:
-                    return each, self._kinds[each.kind](each)
+                    work = self._kinds[each.kind](each)
                 except Refused as error:
                     self._refuse(each.id, str(error))
+                    continue
+                if not isinstance(work, WaitingWork):
+                    return each, work
+                self._waiting[each.id] = (each, work)
+                self._known |= {each.id}
+                self._wait_for(each, work)
         return None
 
     def _refuse(self, id: str, text: str) -> None:
@@ -185,7 +238,10 @@ class RequestDesk:
         self._answer(id, text, done=False)
 
     def _answer(self, id: str, text: str, *, done: bool, record: int | None = None) -> None:
-        """Write the answer, then remove the request. If the storage is unavailable, a later look does both."""
+        """Write the answer, then remove the request. If the storage is unavailable, a later look does both.
+
+        If this user may not do that, the request is passed over from now on.
+        """
         now = self._owner.clock.now()
         try:
             write_answer(
@@ -197,12 +253,16 @@ class RequestDesk:
             remove_request(self._storage, self._app, id)
         except Unavailable as error:
             log.warning("%s: request %s is answered later: %s", self._app, id, error)
+        except MillpondError as error:
+            self._known |= {id}
+            log.warning("%s: request %s cannot be answered, and stays there: %s", self._app, id, error)
 
     def close(self) -> None:
         """Stop looking, and give up what is under way: the next driver takes it again. May be called twice."""
         self._stopped.set()
-        current, self.current = self.current, None
-        if current is not None:
-            current[1].close()
+        given_up = [*self._waiting.values(), *([] if self.current is None else [self.current])]
+        self.current, self._waiting = None, {}
+        for _, work in given_up:
+            work.close()
         if self._thread.is_alive():
             self._thread.join()

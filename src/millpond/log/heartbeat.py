@@ -59,7 +59,10 @@ class Beat(msgspec.Struct, omit_defaults=True):
     @property
     def is_dead(self) -> bool:
         """Whether the process is known to be gone: only if it ran on this machine."""
-        return bool(self.started) and self.machine == _machine() and _start_time(self.pid) != self.started
+        if not self.started or self.machine != _machine():
+            return False
+        found = _start_time(self.pid)
+        return found != self.started and not (found is None and _is_hidden(self.pid))
 
 
 def make_beat(driver: str, time: float, number: int, every: float) -> Beat:
@@ -130,6 +133,17 @@ def _machine() -> str:
     with contextlib.suppress(OSError):
         return f"{boot()} {os.readlink('/proc/self/ns/pid')}"
     return f"{boot()} {socket.gethostname()}"
+
+
+def _is_hidden(pid: int) -> bool:
+    """Return whether a process is there that this user may not see, as with `hidepid` on Linux."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _start_time(pid: int) -> str | None:

@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct, field
 
 from millpond.clock import new_id
-from millpond.errors import Corrupt
+from millpond.errors import Corrupt, InvalidUse
 from millpond.log.checked import pack_checked, read_checked, write_checked
 from millpond.log.ledger import Ledger
 from millpond.log.paths import Paths
@@ -52,6 +52,7 @@ class Request(Struct, omit_defaults=True, frozen=True, kw_only=True):
     expires: float = EXPIRE_SECONDS  # seconds after `time`
     arguments: dict[str, Any] = field(default_factory=dict)
     why: str = ""
+    app: str = ""  # that is asked; empty in requests of an earlier version
 
     @property
     def who(self) -> str:
@@ -103,6 +104,7 @@ def leave_request(
         expires=expires,
         arguments=dict(arguments or {}),
         why=why,
+        app=ledger.app,
     )
     ledger.storage.put_new(
         ledger.paths.request(request.id), pack_checked(request)
@@ -117,10 +119,11 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def has_requests(storage: Storage, app: str) -> bool:
-    """Return whether any request waits. Costs one listing."""
+def has_requests(storage: Storage, app: str, known: Collection[str] = ()) -> bool:
+    """Return whether any request waits, other than those that are known. Costs one listing."""
     paths = Paths(app)
-    return any(paths.request_id(item.path) is not None for item in storage.list(paths.requests))
+    found = (paths.request_id(item.path) for item in storage.list(paths.requests))
+    return any(id is not None and id not in known for id in found)
 
 
 def read_requests(storage: Storage, app: str) -> list[Request | UnreadableRequest]:
@@ -134,14 +137,14 @@ def _read_requests(storage: Storage, app: str) -> Iterator[Request | UnreadableR
     for item in list(storage.list(paths.requests)):
         id = paths.request_id(item.path)
         if id is not None:
-            request = _read_request(storage, paths, id)
+            request = _read_request(storage, app, id)
             if request is not None:
                 yield request
 
 
-def _read_request(storage: Storage, paths: Paths, id: str) -> Request | UnreadableRequest | None:
+def _read_request(storage: Storage, app: str, id: str) -> Request | UnreadableRequest | None:
     try:
-        data = read_checked(storage, paths.request(id))
+        data = read_checked(storage, Paths(app).request(id))
         if data is None:  # it was withdrawn since it was listed
             return None
         found = msgspec.json.decode(data)
@@ -152,8 +155,10 @@ def _read_request(storage: Storage, paths: Paths, id: str) -> Request | Unreadab
                 f"{REQUEST_FORMAT}: use the same version for both",
             )
         request = msgspec.json.decode(data, type=Request)
-    except (Corrupt, msgspec.MsgspecError) as error:
+    except (Corrupt, InvalidUse, msgspec.MsgspecError) as error:  # InvalidUse: the driver may not read it
         return UnreadableRequest(id, str(error))
+    if request.app not in ("", app):
+        return UnreadableRequest(id, f"it was left for app {request.app!r}")
     return request if request.id == id else UnreadableRequest(id, f"the file holds request {request.id}")
 
 

@@ -13,6 +13,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from millpond.clock import new_id
 from millpond.errors import Unavailable
 from millpond.replica import folders
 from millpond.replica.lmdb_store import Replica
@@ -52,9 +53,11 @@ def _prepare(place: Path, local_dir: str) -> None:
             'of another one in MILLPOND_MEMORY_DIR, or choose store="lmdb", whose files are cached in memory, too.'
         )
     try:
+        os.makedirs(local_dir, exist_ok=True)  # it says that the stores are still wanted: another app may look at once
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (place / _ORIGIN).write_text(os.path.abspath(local_dir))
-        os.makedirs(local_dir, exist_ok=True)  # it says that the stores are still wanted
+        whole = place / f"{_ORIGIN}-{new_id()}"
+        whole.write_text(os.path.abspath(local_dir))
+        os.replace(whole, place / _ORIGIN)
         _remove_orphans(place)
     except OSError as error:
         raise Unavailable(
