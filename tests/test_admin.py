@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,21 @@ def test_an_app_that_was_opened_offers_nothing_that_changes_its_state(tmp_path: 
         opened.nothing  # noqa: B018
     public = {name for name in dir(opened) if not name.startswith("_")}
     assert public == {"changes", "follow", "name", "newest", "refresh", "state", "status"}
+
+
+@pytest.mark.parametrize("batch", ["0", 0.0])
+def test_a_batch_that_is_no_number_is_refused(tmp_path: Path, batch: Any) -> None:
+    app = run(tmp_path)
+    actions: list[Callable[[], object]] = [
+        lambda: app.rollback(batch),
+        lambda: app.savepoint(tmp_path / "saved", batch=batch),
+        lambda: list(app.admin.changes("n", after=batch)),
+        lambda: app.state("n").at(batch),
+    ]
+    for action in actions:
+        with pytest.raises(mp.errors.InvalidUse, match="expected the number of a batch, got"):
+            action()
+    assert not (tmp_path / "saved").exists() and app.verify().ok
 
 
 @pytest.mark.parametrize("verb", sorted({*VERBS} - {"restore", "rebuild"}))

@@ -226,6 +226,12 @@ def test_waiting_ends_when_the_time_is_over(log: GrowingLog, live: mp.Follower) 
         live.wait_for(number + 1, timeout="10ms")
 
 
+@pytest.mark.parametrize("batch", ["3", 3.5, None])
+def test_waiting_for_what_is_no_batch_is_refused(live: mp.Follower, batch: Any) -> None:
+    with pytest.raises(mp.errors.InvalidUse, match="wait_for: expected the number of a batch"):
+        live.wait_for(batch, timeout=0)
+
+
 def test_a_log_that_cannot_be_read_leaves_the_replica_where_it_is(log: GrowingLog) -> None:
     with mp.open(log.app.state_dir, APP).follow(every=0.01) as live:
         state, path = log.state("total"), log.folder / "state" / APP / "ledger" / f"{log.newest.number + 1:020d}.json"

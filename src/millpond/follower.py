@@ -24,7 +24,7 @@ from millpond.errors import Corrupt, InvalidUse, Unavailable
 from millpond.log.apps import check_app_exists
 from millpond.log.ledger import Ledger
 from millpond.log.point import LogPoint
-from millpond.log.reach import MOST_READ_ATTEMPTS
+from millpond.log.reach import MOST_READ_ATTEMPTS, batch_number
 from millpond.log.record import Record
 from millpond.replica import View
 from millpond.replica.catch_up import MOST_REPLICA_ATTEMPTS
@@ -331,6 +331,7 @@ class Follower:
         >>> import millpond as mp
         >>> def written(live: mp.Follower, batch: int): return live.wait_for(batch, timeout="10s")
         """
+        batch = batch_number(batch, "wait_for")
         until = elapsed() + seconds(timeout, "wait_for(timeout)")
         while True:
             with self._changed:

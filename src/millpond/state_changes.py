@@ -10,7 +10,7 @@ from typing import Any
 from millpond.clock import Clock, as_datetime
 from millpond.codec import Codec, decode_key
 from millpond.errors import InvalidUse
-from millpond.log.reach import read_beside_retention
+from millpond.log.reach import batch_number, read_beside_retention
 from millpond.log.record import Record
 from millpond.log.segment import Change
 from millpond.maintenance.record_changes import changes_in
@@ -41,7 +41,7 @@ class StateChange:
 
 def read_changes(storage: Storage, app: str, clock: Clock, step: str, after: int = -1) -> Iterator[StateChange]:
     """Yield every change of a step's state that is within reach, batch by batch, after a batch. The app may run."""
-    log = StoppedApp(storage, app, clock)
+    log, after = StoppedApp(storage, app, clock), batch_number(after, "changes(after)")
     return read_beside_retention(log.ledger, lambda: _read_changes(log, step, after), f"changes of {step!r}")
 
 

@@ -22,7 +22,7 @@ from millpond.log import checked, segment
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, read_manifest
 from millpond.log.paths import FOLDERS, Paths
-from millpond.log.reach import MOST_READ_ATTEMPTS, read_beside_retention, within_reach
+from millpond.log.reach import MOST_READ_ATTEMPTS, batch_number, read_beside_retention, within_reach
 from millpond.log.record import Record
 from millpond.replica.folders import default_home
 from millpond.replica.lending import close_below, delete_replicas
@@ -270,7 +270,7 @@ class StateView:
             self._clock,
             step=self._step,
             types=self._types,
-            batch=batch,
+            batch=batch_number(batch, "at"),
         )
 
     def to_arrow(self) -> pa.Table:

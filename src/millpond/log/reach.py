@@ -8,10 +8,11 @@ holds the same state only if no rewrite came between the two.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from millpond.errors import Corrupt, Unavailable
+from millpond.errors import Corrupt, InvalidUse, Unavailable
 from millpond.log.checked import Pointer
 from millpond.log.ledger import Ledger
 from millpond.log.manifest import Manifest, read_manifest
@@ -22,6 +23,19 @@ log = logging.getLogger("millpond")
 T = TypeVar("T")
 
 MOST_READ_ATTEMPTS = 5  # at a read that retention overtakes
+
+
+def batch_number(given: Any, what: str) -> int:
+    """Return the number of a batch that a user gave; `InvalidUse` if it is no whole number.
+
+    >>> batch_number("7", "rollback")
+    Traceback (most recent call last):
+    millpond.errors.InvalidUse: rollback: expected the number of a batch, got '7'
+    """
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise InvalidUse(f"{what}: expected the number of a batch, got {given!r}") from None
 
 
 def earlier_manifest(ledger: Ledger, manifest: Pointer, born: int, epoch: int, below: int) -> Record | None:

@@ -13,7 +13,7 @@ from millpond.log.checked import Pointer
 from millpond.log.heartbeat import check_stopped
 from millpond.log.jobs import ProgressCallback, When
 from millpond.log.ledger import Ledger
-from millpond.log.reach import oldest_within_reach, within_reach
+from millpond.log.reach import batch_number, oldest_within_reach, within_reach
 from millpond.log.record import Kind, Record
 from millpond.log.rewrite import Rewriter
 from millpond.storage import Storage
@@ -68,6 +68,7 @@ class StoppedApp:
 
     def find_batch(self, batch: int, last: Record) -> Record:
         """Return the record of a batch whose state can still be read, or raise `InvalidUse`."""
+        batch = batch_number(batch, f"app {self.name!r}")
         record = within_reach(self.ledger, batch, last)
         if record is None:
             raise InvalidUse(
