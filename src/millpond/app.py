@@ -436,7 +436,8 @@ class App(AdminVerbs):
         self._running = True
         try:
             # A new session installs its own SIGINT handler, to cancel its jobs: ours must come after it.
-            with SparkRuntime.open(program, self._shared_storage().url, spark) as runtime, _handle_signals(self._stop):
+            opened = SparkRuntime.open(program, self._shared_storage().url, spark, checks_workers=not settings.standby)
+            with opened as runtime, _handle_signals(self._stop):
                 claims, standby = Claims(self._clock), None
                 if settings.standby:
                     storage = open_storage(runtime.state_url)
