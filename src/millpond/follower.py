@@ -331,6 +331,8 @@ class Follower:
         >>> import millpond as mp
         >>> def written(live: mp.Follower, batch: int): return live.wait_for(batch, timeout="10s")
         """
+        if type(batch) is not int:
+            raise InvalidUse(f"wait_for(batch): expected the number of a batch, got {batch!r}")
         until = elapsed() + seconds(timeout, "wait_for(timeout)")
         while True:
             with self._changed:

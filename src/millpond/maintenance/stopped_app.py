@@ -68,6 +68,8 @@ class StoppedApp:
 
     def find_batch(self, batch: int, last: Record) -> Record:
         """Return the record of a batch whose state can still be read, or raise `InvalidUse`."""
+        if type(batch) is not int:
+            raise InvalidUse(f"app {self.name!r}: expected the number of a batch, got {batch!r}; nothing was changed.")
         record = within_reach(self.ledger, batch, last)
         if record is None:
             raise InvalidUse(
