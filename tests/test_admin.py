@@ -92,7 +92,7 @@ def test_an_admin_that_was_taken_before_the_program_was_written_knows_the_progra
 def test_an_app_that_was_opened_offers_nothing_that_changes_its_state(tmp_path: Path) -> None:
     app = run(tmp_path)
     opened: Any = mp.open(app.state_dir, "shop")
-    for verb in {*VERBS, "admin"} - {"changes"}:
+    for verb in {*VERBS, "admin", "clear_state"} - {"changes"}:
         with pytest.raises(AttributeError, match=rf"only reads: it has no '{verb}'. Use mp.admin\('.*state', 'shop'\)"):
             getattr(opened, verb)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
@@ -131,3 +131,15 @@ def test_a_savepoint_is_restored_to_an_app_that_is_not_there(tmp_path: Path) -> 
     mp.admin(app.state_dir, "shop").savepoint(tmp_path / "saved")
     mp.admin(str(tmp_path / "other"), "shop-2").restore(tmp_path / "saved")
     assert dict(mp.open(str(tmp_path / "other"), "shop-2").state("n").items()) == {"a": {"n": 2}, "b": {"n": 1}}
+
+
+@pytest.mark.parametrize("wrong", ["3", None, 2.0, True])
+def test_a_batch_that_is_no_number_is_refused_in_words(tmp_path: Path, wrong: Any) -> None:
+    app = run(tmp_path)
+    with pytest.raises(mp.errors.InvalidUse, match="expected the number of a batch, got "):
+        mp.admin(app.state_dir, "shop").rollback(wrong)
+    with (
+        mp.open(app.state_dir, "shop").follow(every=None) as live,
+        pytest.raises(mp.errors.InvalidUse, match="wait_for: expected the number of a batch, got "),
+    ):
+        live.wait_for(wrong)

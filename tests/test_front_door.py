@@ -147,3 +147,17 @@ def test_a_name_without_an_example_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     module.__all__ = ["bare"]  # type: ignore[attr-defined]
     module.bare = Shown.bare  # type: ignore[attr-defined]
     assert list(without_example("mp.somewhere", module)) == ["mp.somewhere.bare"]
+
+
+@pytest.mark.parametrize("wrong", [5, "", "s3://bucket/replicas", b"local", True])
+def test_a_local_dir_that_is_no_path_is_refused(wrong: Any) -> None:
+    with pytest.raises(mp.errors.InvalidUse, match=r"App\(local_dir\): expected the path of a folder on a local disk"):
+        mp.App("orders", local_dir=wrong)
+
+
+def test_a_relative_local_dir_begins_where_the_program_runs_and_not_where_workers_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert mp.App("orders", local_dir="local").local_dir == str(tmp_path / "local")
+    assert mp.App("orders", local_dir=Path("local")).local_dir == str(tmp_path / "local")

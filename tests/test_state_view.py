@@ -337,6 +337,16 @@ def test_opening_what_is_not_there_says_so_and_makes_nothing(tmp_path):
     assert not (tmp_path / "state").exists()
 
 
+def test_opening_an_app_by_a_wrong_name_says_which_apps_there_are(tmp_path):
+    app = mp.App("orders", str(tmp_path / "state"), 1)
+    app.stream("rows", mp.sources.rows([])).key_by("key").aggregate("n", n=mp.count()).to("out", mp.sinks.memory())
+    with mp.testing.TestDriver(app, storage=str(tmp_path / "state")):
+        pass
+    for wrong in (mp.open, lambda folder, name: mp.admin(folder, name).verify()):
+        with pytest.raises(mp.errors.InvalidUse, match=r"holds no app 'order': check .*; it holds: 'orders'$"):
+            wrong(str(tmp_path / "state"), "order")
+
+
 def test_a_reader_beside_a_running_driver_sees_its_commits(tmp_path, monkeypatch):
     monkeypatch.setenv("MILLPOND_LOCAL_DIR", str(tmp_path / "local"))
     storage = LocalStorage(tmp_path / "state")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import sys
@@ -35,6 +36,7 @@ from millpond.pipeline.keyed import KeyedStream
 from millpond.pipeline.state_options import StateOptions, step_settings
 from millpond.pipeline.stream import Stream
 from millpond.pipeline.table import Table, check_table
+from millpond.replica.folders import check_local_dir
 from millpond.replica.local_stores import LocalStores, find_store
 from millpond.replica.room import parse_bytes
 from millpond.replica.store import Store
@@ -89,7 +91,7 @@ class App(AdminVerbs):
         state_dir: str = "state",
         partitions: int | Literal["auto"] | None = None,
         *,
-        local_dir: str | None = None,
+        local_dir: str | os.PathLike[str] | None = None,
         keep: int | str | timedelta = 1000,
         compact_every: int = 100,
         store: str | Store = "lmdb",
@@ -106,7 +108,8 @@ class App(AdminVerbs):
             raise InvalidUse(f"App(compact_every): expected a whole number of 1 or more, got {compact_every!r}")
         if type(standbys) is not int or not 0 <= standbys <= MOST_STANDBYS:
             raise InvalidUse(f"App(standbys): expected a whole number from 0 to {MOST_STANDBYS}, got {standbys!r}")
-        self.name, self.partitions, self.local_dir = name, partitions, local_dir
+        self.name, self.partitions = name, partitions
+        self.local_dir = None if local_dir is None else check_local_dir(local_dir, "App(local_dir)")
         self.compact_every, self.standbys = compact_every, standbys
         self._stores = LocalStores(
             find_store(store, "App(store)"),
@@ -436,7 +439,8 @@ class App(AdminVerbs):
         self._running = True
         try:
             # A new session installs its own SIGINT handler, to cancel its jobs: ours must come after it.
-            with SparkRuntime.open(program, self._shared_storage().url, spark) as runtime, _handle_signals(self._stop):
+            opened = SparkRuntime.open(program, self._shared_storage().url, spark, checks_workers=not settings.standby)
+            with opened as runtime, _handle_signals(self._stop):
                 claims, standby = Claims(self._clock), None
                 if settings.standby:
                     storage = open_storage(runtime.state_url)

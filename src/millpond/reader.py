@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
@@ -13,6 +14,7 @@ from millpond.log.apps import check_app_exists
 from millpond.log.ledger import Ledger
 from millpond.log.paths import check_name
 from millpond.log.record import Record
+from millpond.replica.folders import check_local_dir
 from millpond.state_changes import StateChange, read_changes
 from millpond.state_view import StateView
 from millpond.status import Status, status_of
@@ -22,6 +24,7 @@ from millpond.timing import seconds
 _CHANGING = (
     "admin",
     "clear",
+    "clear_state",
     "compact",
     "drain",
     "drop_outputs",
@@ -93,7 +96,9 @@ class ReadOnlyApp:
         """
         return self._ledger.newest()
 
-    def follow(self, every: str | float | timedelta | None = "1s", local_dir: str | None = None) -> Follower:
+    def follow(
+        self, every: str | float | timedelta | None = "1s", local_dir: str | os.PathLike[str] | None = None
+    ) -> Follower:
         """Return a read replica: a copy of the app's state on this host that follows the running app.
 
         The copy is built from the log first, which takes as long as reading all state. Then a thread looks for new
@@ -109,7 +114,8 @@ class ReadOnlyApp:
         pause = None if every is None else seconds(every, "follow(every)")
         if pause is not None and pause <= 0:
             raise InvalidUse(f"follow(every): expected a duration above 0, such as 0.5 or '500ms', got {every!r}")
-        return Follower(self._storage, self.name, self._clock, pause, local_dir)
+        home = None if local_dir is None else check_local_dir(local_dir, "follow(local_dir)")
+        return Follower(self._storage, self.name, self._clock, pause, home)
 
     def refresh(self) -> Commit:
         """Catch up with the newest commit, and return it: all reads of it agree.
@@ -134,7 +140,7 @@ class ReadOnlyApp:
 
         def __getattr__(self, name: str) -> NoReturn:
             if name in _ADMIN_VERBS:
-                verb = "" if name == "admin" else f".{name}(…)"
+                verb = "" if name == "admin" else f".{name.removesuffix('_state')}(…)"
                 raise AttributeError(
                     f"mp.open(…) only reads: it has no {name!r}. Use mp.admin({self._state_dir!r}, {self.name!r}){verb}"
                 )

@@ -324,6 +324,24 @@ def test_a_standby_driver_whose_cluster_has_no_room_yet_watches_the_owner_all_th
     assert found is not None and found.why == "the process of its owner is gone"
 
 
+def test_a_standby_driver_that_can_start_no_worker_says_so_while_the_first_runs(
+    start: Start, feed: Feed, tmp_path: Path
+) -> None:
+    feed.add()
+    first = start("first")
+    feed.arrives()
+
+    def keep_warm(partitions: int | None) -> None:
+        raise mp.errors.InvalidUse("a Python worker of Spark could not be started")
+
+    app = standby_totals.make_app(tmp_path)
+    standby = Standby(mp.lowlevel.program(app), open_storage(app.state_dir), SystemClock(), 2, keep_warm)
+    with pytest.raises(mp.errors.InvalidUse, match="could not be started"):
+        standby.wait(threading.Event())
+    assert first.process.poll() is None
+    assert shown(tmp_path) == []
+
+
 # --- the files ---
 
 

@@ -438,6 +438,23 @@ def test_a_rescale_restarts_the_standbys(world: World) -> None:
     world.check()
 
 
+def test_after_a_rescale_no_partitions_are_shown_until_they_are_placed(world: World) -> None:
+    for _ in range(3):
+        world.send()
+    assert world.primary
+    leave_request(world.driver.owner.ledger, "rescale", {"partitions": 5})
+    world.driver.requests.look()
+    for _ in range(20):
+        world.send()
+        if world.driver.last.kind == "rewrite":
+            break
+    assert world.driver.last.partitions == 5
+    assert world.driver.placement.status() == {}
+    world.send()
+    assert sorted(world.primary) == [0, 1, 2, 3, 4]
+    world.check()
+
+
 def test_copies_that_a_host_does_not_need_are_removed_when_nothing_has_written_them_for_a_while(world: World) -> None:
     for _ in range(3):
         world.send()

@@ -75,3 +75,25 @@ def test_names_and_copies_are_as_if_nothing_were_there(cls: Any) -> None:
     assert not hasattr(there, "join_interval") and "join_interval" not in dir(there)
     empty = cls.__new__(cls)
     assert copy.copy(empty).__dict__ == pickle.loads(pickle.dumps(empty)).__dict__ == {}
+
+
+@pytest.mark.parametrize("verb", ["stateful_map", "apply", "flat_apply", "update", "stateful_filter", "process"])
+def test_a_misspelled_option_of_state_is_refused(verb: str) -> None:
+    rows = mp.App("orders").stream("rows", mp.sources.rows([])).key_by("key")
+    with pytest.raises(mp.errors.InvalidUse, match=rf"{verb}\('n'\): {verb} has no argument 'tll'.* ttl, "):
+        getattr(rows, verb)("n", lambda *given: None, tll="1d")
+
+
+def test_a_misspelled_option_of_a_table_is_refused() -> None:
+    app = mp.App("orders")
+    rows = app.stream("rows", mp.sources.rows([])).key_by("key")
+    with pytest.raises(mp.errors.InvalidUse, match=r"table\('t'\): table has no argument 'evrywhere'"):
+        app.table("t", rows, evrywhere=True)  # type: ignore[call-arg]
+
+
+def test_tables_are_refused_by_a_verb_whose_function_has_no_handle_of_state() -> None:
+    app = mp.App("orders")
+    rows = app.stream("rows", mp.sources.rows([])).key_by("key")
+    rules = app.table("rules", app.stream("changes", mp.sources.rows([])).key_by("rule"), everywhere=True)
+    with pytest.raises(mp.errors.InvalidUse, match="stateful_map has no argument 'tables'"):
+        rows.stateful_map("n", lambda key, row, n: (None, n), tables=[rules])  # type: ignore[call-arg]

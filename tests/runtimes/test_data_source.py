@@ -167,3 +167,13 @@ def test_a_schema_of_the_user_chooses_columns_and_types(tmp_path: Path) -> None:
 def test_wrong_options_are_refused_in_words(log: GrowingLog, options: dict[str, Any], message: str) -> None:
     with pytest.raises(mp.errors.InvalidUse, match=message):
         rows(source(log, **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"step": None}], ids=["all options", "no step"])
+def test_what_would_write_or_stream_is_refused_in_words(log: GrowingLog, options: dict[str, Any]) -> None:
+    found, schema = source(log, **options), source(log).schema()
+    for verb in (found.writer, found.streamWriter):
+        with pytest.raises(mp.errors.InvalidUse, match="only reads: the state of an app is written by its own steps"):
+            verb(schema, False)
+    with pytest.raises(mp.errors.InvalidUse, match=r"has no stream: use spark.read, with changes_from"):
+        found.streamReader(schema)

@@ -12,6 +12,7 @@ import pytest
 from folders import held, write
 from processes import Program, eventually, workers
 from pyspark.sql import SparkSession
+from spark_cluster import Cluster
 
 import millpond as mp
 from millpond.clock import SystemClock
@@ -75,3 +76,34 @@ def test_python_workers_that_are_kept_warm_are_used_again(spark: SparkSession, t
         runtime.keep_warm(None)
         assert before & set(workers(os.getpid())), "all workers have ended"
     assert not (tmp_path / "state").exists(), "nothing is written"
+
+
+NO_CORES = """
+import logging, sys
+import millpond as mp
+from pyspark.sql import SparkSession
+logging.basicConfig(level=logging.INFO)
+logging.getLogger("py4j").setLevel(logging.WARNING)
+spark = SparkSession.builder.master(sys.argv[1]).config("spark.driver.host", "127.0.0.1").getOrCreate()
+app = mp.App("bank", sys.argv[2], partitions=2)
+app.stream("rows", mp.sources.rows([])).key_by("key").aggregate("n", n=mp.count()).to("out", mp.sinks.memory())
+app.run(spark=spark, standby=True)
+"""
+
+
+def test_a_standby_driver_without_cores_stands_by_and_is_shown(tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    app = mp.App("bank", state, partitions=2)
+    app.stream("rows", mp.sources.rows([])).key_by("key").aggregate("n", n=mp.count()).to("out", mp.sinks.memory())
+    (tmp_path / "standby.py").write_text(NO_CORES)
+    cluster = Cluster(tmp_path, addresses=())  # every session waits for cores
+    try:
+        with mp.testing.TestDriver(app, storage=state) as driver:
+            driver.send("rows", [{"key": 1}])  # it owns the app
+            standby = Program(tmp_path / "standby.py", cluster.url, state, logs=tmp_path / "logs")
+            try:
+                standby.wait_for("app 'bank': standing by; ")
+            finally:
+                standby.destroy()
+    finally:
+        cluster.stop()

@@ -242,9 +242,15 @@ class Placement:
             return not self._layout.on(host)
 
     def status(self) -> dict[int, PartitionCopies]:
-        """Return where each partition and its standbys are; empty if there is only one host."""
+        """Return where each partition and its standbys are; empty if there is only one host.
+
+        Also empty after a rewrite, such as a rescale, until the next batch places the partitions: there are no copies.
+        """
         with self._lock:
-            newest = self._owner.last.number
+            last, point = self._owner.last, self._point
+            if (last.incarnation, last.epoch, last.partitions) != (point.incarnation, point.epoch, point.partitions):
+                return {}
+            newest = last.number
             return {
                 partition: PartitionCopies(
                     self._computed.get(partition, host),

@@ -18,7 +18,7 @@ from millpond.driver.run_log import run_log
 from millpond.driver.schema_change import check_fits
 from millpond.driver.settings import DeclaredPartitions
 from millpond.driver.takeover import LONGEST_STEP, Observation, TakeOver, Watch, decide, follow
-from millpond.errors import Fenced, MillpondError, Unavailable
+from millpond.errors import Fenced, InvalidUse, MillpondError, Unavailable
 from millpond.log.heartbeat import BEAT_SECONDS, read_beat
 from millpond.log.ledger import Ledger
 from millpond.log.record import Record
@@ -31,6 +31,7 @@ log = logging.getLogger("millpond")
 
 LOOK_SECONDS = 1.0  # between two observations
 WARM_SECONDS = 20.0  # Spark ends Python workers that have had nothing to do for a minute
+CORES_SECONDS = 30.0  # after which a first job that has not ended is reported
 WARM_PATIENCE = 3.0  # for which a take-over waits until what warms up has ended
 RETRY_SECONDS = 1.0  # the shortest pause after the storage was unavailable
 
@@ -55,7 +56,9 @@ class Standby:
         self._ledger = Ledger(storage, program.app, clock)
         self._keep_warm, self._warmed = keep_warm, -WARM_SECONDS
         self._warming: threading.Thread | None = None
-        self._runtime_gone: RuntimeGone | None = None
+        self._warming_since = 0.0
+        self._is_warm = self._is_reported = False
+        self._cannot_run: RuntimeGone | InvalidUse | None = None
         self._file = StandbyFile(storage, program.app, new_id(), clock)
         self._written = -BEAT_SECONDS
         self._took_over = 0.0
@@ -138,11 +141,12 @@ class Standby:
             self._written = now
 
     def _warm_up(self, watch: Watch) -> None:
-        """Start to warm up if it is due. Raises `RuntimeGone` if the last time has found that."""
-        if self._runtime_gone is not None:
-            raise self._runtime_gone
+        """Start to warm up if it is due. Raises what the last time has found: no Spark, or no worker that starts."""
+        if self._cannot_run is not None:
+            raise self._cannot_run
         if self._warming is not None and self._warming.is_alive():
             self._warmed = self._clock.monotonic()
+            self._report_waiting()
         elif watch.silent == 0.0 and self._clock.monotonic() - self._warmed >= WARM_SECONDS:
             newest = watch.seen.newest
             partitions = None if newest is None else newest.partitions
@@ -150,13 +154,27 @@ class Standby:
                 target=self._warm_up_once, args=(partitions,), name="millpond-warm", daemon=True
             )
             self._warming.start()
-            self._warmed = self._clock.monotonic()
+            self._warmed = self._warming_since = self._clock.monotonic()
+
+    def _report_waiting(self) -> None:
+        """Say once that the first job has not run: the session has no cores, most likely."""
+        waited = self._clock.monotonic() - self._warming_since
+        if self._is_warm or self._is_reported or waited < CORES_SECONDS:
+            return
+        self._is_reported = True
+        log.warning(
+            "%s: the standby driver has waited %.0f s for its first job: its Spark session has no free cores. It takes "
+            "over all the same, but has to start workers then. Let the other driver leave some (spark.cores.max).",
+            self._program.app,
+            waited,
+        )
 
     def _warm_up_once(self, partitions: int | None) -> None:
         try:
             self._keep_warm(partitions)
-        except RuntimeGone as error:
-            self._runtime_gone = error
+            self._is_warm = True
+        except (RuntimeGone, InvalidUse) as error:
+            self._cannot_run = error
         except Exception as error:  # the first batch raises what is wrong
             log.debug("%s: a standby driver was not warmed up: %s", self._program.app, error)
 

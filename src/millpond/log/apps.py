@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import msgspec
 
-from millpond.errors import Corrupt, InvalidUse
+from millpond.errors import Corrupt, InvalidUse, MillpondError
 from millpond.log.ledger import Ledger
 from millpond.log.paths import is_cut_name, unquote_name
 from millpond.storage import Storage
@@ -52,4 +52,10 @@ def check_app_exists(ledger: Ledger) -> None:
     """Raise `InvalidUse` if a state directory holds no such app. An app with a damaged ledger exists."""
     with suppress(Corrupt):  # what reads the record will say so; `verify` reads all others, too
         if ledger.newest() is None:
-            raise InvalidUse(f"{ledger.storage.url} holds no app {ledger.app!r}: check state_dir and the app's name")
+            there: list[str] = []
+            with suppress(MillpondError):  # the names only help
+                there = list_apps(ledger.storage)
+            listed = f"; it holds: {', '.join(map(repr, there))}" if there else ""
+            raise InvalidUse(
+                f"{ledger.storage.url} holds no app {ledger.app!r}: check state_dir and the app's name{listed}"
+            )

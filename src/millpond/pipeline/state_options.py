@@ -48,8 +48,14 @@ class StepSettings(TypedDict):
 
 def step_settings(graph: g.Graph, node: g.Node, verb: str, name: str, options: StateOptions) -> StepSettings:
     """Claim the name and check the options of a step that is added after a node."""
-    graph.claim(name, "step")
     where, renamed_from = f"{verb}({name!r}", options.get("renamed_from")
+    unknown = [option for option in options if option not in StateOptions.__annotations__]
+    if unknown:  # Python refuses unknown arguments only where there is no **how
+        known = ", ".join(StateOptions.__annotations__)
+        raise InvalidUse(
+            f"{where}): {verb} has no argument {unknown[0]!r}. Beside its own it has the options of state: {known}"
+        )
+    graph.claim(name, "step")
     if renamed_from is not None:
         check_name(renamed_from, f"{where}, renamed_from)")
     ttl = check_ttl(options.get("ttl"), f"{where}, ttl)")

@@ -16,6 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from millpond.clock import boot, new_id
+from millpond.errors import InvalidUse
 from millpond.log.paths import Paths, quote_name
 from millpond.log.point import LogPoint
 
@@ -43,6 +44,20 @@ def default_home() -> str:
     if named:
         return os.path.abspath(named)
     return os.path.join(tempfile.gettempdir(), f"millpond-{quote_name(_user())}")
+
+
+def check_local_dir(given: str | os.PathLike[str], where: str) -> str:
+    """Return the path of a given folder of replicas, which is the same for all processes of a host.
+
+    A path that is relative begins at the folder of this process: executors run in folders of their own, which go when
+    they end.
+    """
+    text = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
+    if not isinstance(text, str) or not text or "://" in text:
+        raise InvalidUse(
+            f'{where}: expected the path of a folder on a local disk, as "/var/lib/millpond", got {given!r}'
+        )
+    return os.path.abspath(text)
 
 
 def replica_place(home: str | None) -> str:

@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -328,9 +329,9 @@ class MillpondReader(DataSourceReader):
 class MillpondSource(DataSource):
     """The data source `millpond` of PySpark. It is found by itself where Millpond is installed."""
 
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        self._query = Query.of(options)
+    @cached_property
+    def _query(self) -> Query:
+        return Query.of(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -342,6 +343,21 @@ class MillpondSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         check_columns(schema, self._query)
         return MillpondReader(self._query, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise InvalidUse(
+            "the data source millpond only reads: the state of an app is written by its own steps. To change it as a "
+            "whole, use mp.admin(state_dir, app)."
+        )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        self.writer(schema, overwrite)
+
+    def streamReader(self, schema: StructType) -> NoReturn:
+        raise InvalidUse(
+            "the data source millpond has no stream: use spark.read, with changes_from for the changes since a batch, "
+            "or let the app publish the changes of a step with app.changes(step)."
+        )
 
 
 def register(spark: Any) -> None:

@@ -43,7 +43,7 @@ _CHECKED_APPLICATIONS: set[str] = set()  # Spark applications whose workers can 
 class SparkRuntime:
     """Runs an app's tasks on a Spark session."""
 
-    def __init__(self, program: Program, state_url: str, spark: SparkSession) -> None:
+    def __init__(self, program: Program, state_url: str, spark: SparkSession, *, checks_workers: bool = True) -> None:
         self._spark, self._context = spark, spark.sparkContext
         self.state_url = state_url
         packed = pack_program(program)
@@ -53,13 +53,20 @@ class SparkRuntime:
         self._exchange = Exchange(self._context)
         self._frames = StreamingFrames(program, spark)
         self._readings = ReadingJobs(self._context, self._exchange)
-        self._check_workers()
+        if checks_workers:
+            self._check_workers()
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, program: Program, state_url: str, spark: Any) -> Iterator[SparkRuntime]:
-        """Open a session and yield a runtime on it, for as long as an app runs."""
-        runtime = cls(program, state_url, open_session(spark))
+    def open(
+        cls, program: Program, state_url: str, spark: Any, *, checks_workers: bool = True
+    ) -> Iterator[SparkRuntime]:
+        """Open a session and yield a runtime on it, for as long as an app runs.
+
+        A job checks first that workers can be started. A standby driver does that in `keep_warm`: another driver may
+        have all cores of the cluster, and the job waits for them.
+        """
+        runtime = cls(program, state_url, open_session(spark), checks_workers=checks_workers)
         try:
             yield runtime
         finally:
@@ -87,9 +94,11 @@ class SparkRuntime:
     def keep_warm(self, partitions: int | None) -> None:
         """Do what makes a first batch slow, for a driver that waits: start workers, load the program, shuffle.
 
-        Called again and again. `RuntimeGone` if Spark has ended; any other failure is left to the batch.
+        Called again and again. `RuntimeGone` if Spark has ended, `InvalidUse` if no worker can be started; any other
+        failure is left to the batch.
         """
         slots = self.slots
+        self._check_workers()
         with contextlib.suppress(JobLost), self._job(self._program.app, "keep warm"):
             task = WarmTask(self._shipped, self.state_url)
             warm_up(self._context, self._exchange, task, slots, partitions or slots)
