@@ -288,9 +288,14 @@ class Follower:
 
     @property
     def lag(self) -> int:
-        """How many records the app is ahead. Looks at the ledger in storage."""
-        newest, batch = self._ledger.newest(near=self.batch), self.batch
-        return 0 if newest is None else max(0, newest.number - batch)
+        """How many records the app is ahead. Looks at the ledger in storage.
+
+        If the app was deleted and made anew since, all records of the new one are ahead.
+        """
+        newest, read = self._ledger.newest(near=self.batch), self._current().record
+        if newest is None:
+            return 0
+        return max(0, newest.number - (read.number if newest.incarnation == read.incarnation else -1))
 
     def state(self, step: str) -> CommitState:
         """Return a step's state. Each read of it is of the newest commit that the replica has reached.

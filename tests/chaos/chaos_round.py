@@ -70,6 +70,8 @@ class Process:
 
     def send(self, which: signal.Signals) -> None:
         """A signal to the process; stopping and killing reach the JVM and the workers below it, too."""
+        if not self.is_alive:  # its number may be that of another process
+            return
         with contextlib.suppress(ProcessLookupError):
             if self._is_script and which != signal.SIGTERM:
                 os.killpg(self.pid, which)

@@ -223,8 +223,8 @@ class AppProcess:
         os.kill(self.pid, signal.SIGCONT)
 
     def destroy(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        if self._process.is_alive():  # or its number may be that of another process
+            self._process.kill()
         self._process.join()
 
 

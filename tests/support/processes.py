@@ -27,7 +27,11 @@ def eventually(found: Callable[[], Any], what: str, patience: float = PATIENCE) 
 
 
 class Program:
-    """A running script, at the head of a process group that holds its JVM too."""
+    """A running script, at the head of a process group that holds its JVM too.
+
+    The numbers of processes that have ended are given again, to threads of other programs, too. So nothing is sent to a
+    process that was waited for, and what it has left is found by a mark in the environment.
+    """
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class Program:
         self.log = logs / f"{script.stem}-{len(list(logs.iterdir()))}.log"
         left = logs / "left behind"  # by whoever is killed: it goes with the test's folder
         left.mkdir(exist_ok=True)
+        self._mark = f"MILLPOND_TEST_PROGRAM={self.log}"
         # Without these a worker finds modules and the Python only if it is told where they are.
         bare = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONPATH")}
         with open(self.log, "wb") as log:
@@ -54,6 +59,7 @@ class Program:
                     "TMPDIR": str(left),
                     "SPARK_LOCAL_DIRS": str(left),
                     "PYTHONFAULTHANDLER": "1",
+                    "MILLPOND_TEST_PROGRAM": str(self.log),
                     **(env or {}),
                 },
                 cwd=cwd or logs,
@@ -98,16 +104,29 @@ class Program:
 
     def kill(self) -> None:
         """kill -9 of the driver and its JVM at once."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
         self.process.wait()
 
     def destroy(self) -> None:
-        for pid in [*descendants(self.pid), self.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-                os.kill(pid, signal.SIGKILL)
-        self.kill()
+        """kill -9 of the process and all that it has started."""
+        for _ in range(2):  # what was started by a process that is killed first
+            for pid in marked(self._mark):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that were started with an entry of the environment, `NAME=value`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
 
 
 def parents() -> dict[int, tuple[int, str]]:

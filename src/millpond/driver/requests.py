@@ -174,7 +174,7 @@ class RequestDesk:
         assert isinstance(work, WaitingWork)
         is_over = self._go_on(request, work)
         if not is_over and (age := self._owner.clock.now() - request.time) > request.expires:
-            self._refuse(request.id, f"not done after {age:.0f} s: {work.describe_unfinished()}")
+            self._refuse(request, f"not done after {age:.0f} s: {work.describe_unfinished()}")
             is_over = True
         if is_over:
             self._waiting.pop(request.id, None)
@@ -188,7 +188,7 @@ class RequestDesk:
             if request is None:
                 log.warning("%s: %s", self._app, refusal)
             else:
-                self._refuse(request.id, str(refusal))
+                self._refuse(request, str(refusal))
             return True
         if text is None:
             return False
@@ -213,18 +213,18 @@ class RequestDesk:
             if each.id in self._known:
                 continue
             if isinstance(each, UnreadableRequest):
-                self._refuse(each.id, each.reason)
+                self._refuse(each, each.reason)
             elif each.id in self._owner.last.requests:  # the driver before died before it had answered
                 number = self._owner.last.requests[each.id][0]
                 self._answer(each.id, f"carried out by record {number}", done=True, record=number)
             elif (refusal := find_refusal(each, self._owner.clock.now(), self._kinds)) is not None:
-                self._refuse(each.id, refusal)
+                self._refuse(each, refusal)
             else:
                 self._at("before")
                 try:
                     work = self._kinds[each.kind](each)
                 except Refused as error:
-                    self._refuse(each.id, str(error))
+                    self._refuse(each, str(error))
                     continue
                 if not isinstance(work, WaitingWork):
                     return each, work
@@ -233,9 +233,10 @@ class RequestDesk:
                 self._wait_for(each, work)
         return None
 
-    def _refuse(self, id: str, text: str) -> None:
-        log.warning("%s: request %s is refused: %s", self._app, id, text)
-        self._answer(id, text, done=False)
+    def _refuse(self, request: Request | UnreadableRequest, text: str) -> None:
+        what = f" ({request.kind}, of {request.who})" if isinstance(request, Request) else ""
+        log.warning("%s: request %s%s is refused: %s", self._app, request.id, what, text)
+        self._answer(request.id, text, done=False)
 
     def _answer(self, id: str, text: str, *, done: bool, record: int | None = None) -> None:
         """Write the answer, then remove the request. If the storage is unavailable, a later look does both.

@@ -33,6 +33,8 @@ def batch_number(given: Any, what: str) -> int:
     millpond.errors.InvalidUse: rollback: expected the number of a batch, got '7'
     """
     try:
+        if isinstance(given, bool):
+            raise TypeError
         return operator.index(given)
     except TypeError:
         raise InvalidUse(f"{what}: expected the number of a batch, got {given!r}") from None

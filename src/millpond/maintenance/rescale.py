@@ -22,9 +22,11 @@ def rescale_app(app: StoppedApp, partitions: int, *, dry_run: bool = False) -> s
     """Move all state to another number of partitions, and say how much it is."""
     check_partitions(partitions)
     last = app.newest("rescale")
+    if partitions == last.partitions:
+        return f"it has {partitions} partitions already"
     jobs = app.rewriter.plan_jobs(last, last, partitions=partitions)
     text = f"{last.partitions} to {partitions} partitions, {describe_amount(jobs)}"
-    if dry_run or partitions == last.partitions:
+    if dry_run:
         return text
     last = app.write("claim", last)  # right after the record that was looked at, or `Fenced`
     jobs = app.rewriter.plan_jobs(last, last, partitions=partitions)
