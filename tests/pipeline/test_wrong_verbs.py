@@ -87,8 +87,8 @@ def test_a_misspelled_option_of_state_is_refused(verb: str) -> None:
 def test_a_misspelled_option_of_a_table_is_refused() -> None:
     app = mp.App("orders")
     rows = app.stream("rows", mp.sources.rows([])).key_by("key")
-    with pytest.raises(mp.errors.InvalidUse, match=r"table\('t'\): table has no argument 'evrywhere'"):
-        app.table("t", rows, evrywhere=True)  # type: ignore[call-arg]
+    with pytest.raises(mp.errors.InvalidUse, match=r"table\('t'\): table has no argument 'every_where'"):
+        app.table("t", rows, every_where=True)  # type: ignore[call-arg]
 
 
 def test_tables_are_refused_by_a_verb_whose_function_has_no_handle_of_state() -> None:
