@@ -254,7 +254,7 @@ class Driver:
                 if not self.owner.backlogs:  # state that the first batch publishes, and that must not move before
                     if self._cores is not None:
                         self._follow_cores(self._cores)
-                    if self.requests.has_work:
+                    if self.requests.current is not None or self.requests.found.is_set() or self.requests.waiting:
                         self.requests.advance()
                 return self._batch(limit, final)
             except StoppedWaiting:

@@ -91,7 +91,7 @@ class RequestDesk:
     anything is done, when it is done and not answered, and when it is answered and still there.
 
     `found` is set while a request may wait; `current` is what is being carried out, with its request if there is one.
-    `WaitingWork` is waited for beside that.
+    `waiting` has the `WaitingWork` that is waited for beside that.
 
     A request never ends the run. One that the driver may not read is refused, and one that it may not answer, because
     another user has left it, stays where it is.
@@ -109,7 +109,7 @@ class RequestDesk:
         self._storage, self._app = owner.storage, owner.last.app
         self.found, self._stopped = threading.Event(), threading.Event()
         self.current: tuple[Request | None, RequestedWork] | None = None
-        self._waiting: dict[str, tuple[Request, RequestedWork]] = {}  # by the id of the request
+        self.waiting: dict[str, tuple[Request, RequestedWork]] = {}  # by the id of the request
         self._known: frozenset[str] = frozenset()  # requests that need not be found: waited for, or not to be answered
         self._trouble = ""  # why no requests can be found, as it was logged
         self._thread = threading.Thread(target=self._watch, name="millpond-requests", daemon=True)
@@ -145,15 +145,10 @@ class RequestDesk:
         return self.current is not None or self.found.is_set()
 
     @property
-    def has_work(self) -> bool:
-        """Whether `advance` is to be called before the next batch."""
-        return self.is_busy or bool(self._waiting)
-
-    @property
     def is_ready(self) -> bool:
         """Whether `advance` has something to do now."""
         is_ready = self.found.is_set() if self.current is None else self.current[1].is_ready
-        return is_ready or any(work.is_ready for _, work in self._waiting.values())
+        return is_ready or any(work.is_ready for _, work in self.waiting.values())
 
     def begin(self, work: RequestedWork) -> None:
         """Begin work that the driver itself asks for. Called only while the desk is not busy."""
@@ -162,7 +157,7 @@ class RequestDesk:
 
     def advance(self) -> None:
         """Take the next request, or go on with the one that was taken. Called between two batches."""
-        for request, work in list(self._waiting.values()):
+        for request, work in list(self.waiting.values()):
             self._wait_for(request, work)
         if self.current is None:
             self.current = self._take()
@@ -177,7 +172,7 @@ class RequestDesk:
             self._refuse(request, f"not done after {age:.0f} s: {work.describe_unfinished()}")
             is_over = True
         if is_over:
-            self._waiting.pop(request.id, None)
+            self.waiting.pop(request.id, None)
             self._known -= {request.id}
 
     def _go_on(self, request: Request | None, work: RequestedWork) -> bool:
@@ -228,7 +223,7 @@ class RequestDesk:
                     continue
                 if not isinstance(work, WaitingWork):
                     return each, work
-                self._waiting[each.id] = (each, work)
+                self.waiting[each.id] = (each, work)
                 self._known |= {each.id}
                 self._wait_for(each, work)
         return None
@@ -261,8 +256,8 @@ class RequestDesk:
     def close(self) -> None:
         """Stop looking, and give up what is under way: the next driver takes it again. May be called twice."""
         self._stopped.set()
-        given_up = [*self._waiting.values(), *([] if self.current is None else [self.current])]
-        self.current, self._waiting = None, {}
+        given_up = [*self.waiting.values(), *([] if self.current is None else [self.current])]
+        self.current, self.waiting = None, {}
         for _, work in given_up:
             work.close()
         if self._thread.is_alive():
