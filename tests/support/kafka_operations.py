@@ -250,8 +250,18 @@ class Operations:
         places = [TopicPartition(topic, partition) for partition in self.partitions(topic)]
         # Not by the admin client: librdkafka 2.15 crashes if the coordinator of the group is just starting.
         consumer = Consumer(self.settings_with(group_id=group, enable_auto_commit=False), logger=SILENT)
+
+        def committed() -> list[TopicPartition] | None:
+            try:
+                found: list[TopicPartition] = consumer.committed(places, timeout=TIMEOUT)
+            except KafkaException as error:
+                if is_not_yet(error):
+                    return None
+                raise
+            return found
+
         try:
-            found = consumer.committed(places, timeout=TIMEOUT)
+            found = eventually(committed, f"offsets of group {group}", TIMEOUT) if places else []
         finally:
             consumer.close()
         return {place.partition: place.offset for place in found if place.offset >= 0}
@@ -262,9 +272,14 @@ def results_or_none(futures: Mapping[Any, Future[Any]]) -> dict[Any, Any] | None
     try:
         return {what: future.result(TIMEOUT) for what, future in futures.items()}
     except KafkaException as error:
-        if error.args[0].retriable() or error.args[0].code() in NOT_YET:
+        if is_not_yet(error):
             return None
         raise
+
+
+def is_not_yet(error: KafkaException) -> bool:
+    """Whether a broker is not ready to answer, as when the coordinator of a group is just starting."""
+    return error.args[0].retriable() or error.args[0].code() in NOT_YET
 
 
 def produce_all(
