@@ -191,10 +191,8 @@ def test_a_driver_that_restarts_does_not_take_the_app_back(start: Start, feed: F
     feed.arrives()
     standby = start("standby", 5)
     standby.wait_for("standing by")
-    cure = tmp_path / "cure"
-    write(tmp_path / "in" / "99999999.jsonl", [{"id": -1, "key": "k0", "value": 0, "fail": str(cure)}])
+    write(tmp_path / "in" / "99999999.jsonl", [{"id": -1, "key": "k0", "value": 0, "fail": first.pid}])
     standby.wait_for("taking over: its owner has stopped")
-    cure.touch()
     assert first.wait() == 3 and "Fenced: app 'totals'" in first.output
     eventually(lambda: len(held(tmp_path / "out")) == feed.rows + 1, "the row that failed")
     assert standby.process.poll() is None
