@@ -290,7 +290,7 @@ class Follower:
     def lag(self) -> int:
         """How many records the app is ahead. Looks at the ledger in storage.
 
-        If the app was deleted and made anew since, all records of the new one are ahead.
+        If the app was deleted and created again since, all records of the new app count.
         """
         newest, read = self._ledger.newest(near=self.batch), self._current().record
         if newest is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -57,15 +58,15 @@ class RequestedWork(Protocol):
         ...
 
 
-class WaitingWork:
+class WaitingWork(ABC):
     """The base of a `RequestedWork` that only waits for something, and changes nothing in the app.
 
     Other requests are taken and carried out meanwhile. When its request has expired, it is not waited for any longer.
     """
 
+    @abstractmethod
     def describe_unfinished(self) -> str:
         """Return what is so when its request expires, in words."""
-        raise NotImplementedError
 
 
 class NothingToDo:
